@@ -1,0 +1,41 @@
+"""The errors a user can cause, each one sentence that names the key or file and the remedy.
+
+The command line prints them without a traceback and leaves with status 2. Everything else is a defect of ours.
+
+    SmtrainError
+    ├── ConfigError       a config that cannot be run: holds every fault found
+    ├── DataError         text, tokens or a prepared dataset that cannot be used
+    ├── CheckpointError   weights or a checkpoint that cannot be read or do not fit
+    ├── JobError          a job that cannot be submitted, found, followed or that failed
+    └── LocalError        the local control plane cannot start or cannot honour a request
+"""
+
+from __future__ import annotations
+
+
+class SmtrainError(Exception):
+    """Base of every error that a user can mend."""
+
+
+class ConfigError(SmtrainError):
+    """A config that cannot be run; `faults` holds one sentence per fault, in the order of the keys."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = faults
+        super().__init__("\n".join(faults))
+
+
+class DataError(SmtrainError):
+    """Text, tokens or a prepared dataset that cannot be used as asked."""
+
+
+class CheckpointError(SmtrainError):
+    """Weights or a checkpoint that cannot be read, or that do not fit the model or the mesh."""
+
+
+class JobError(SmtrainError):
+    """A job that cannot be submitted, found or followed, or that ended badly."""
+
+
+class LocalError(SmtrainError):
+    """The local control plane cannot start, or cannot honour what a request asks for."""
