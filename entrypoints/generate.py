@@ -1,0 +1,30 @@
+"""Stage generate: prompts -> text, from the Hugging Face folder in channel `model`."""
+
+from __future__ import annotations
+
+import json
+
+from smtrain.config import JobConfig
+from smtrain.container import Container
+from smtrain.model.generate import generate
+from smtrain.train.entry import main
+
+
+def stage(config: JobConfig, container: Container) -> None:
+    asked = config.generate
+    texts = generate(
+        container.channel("model"),
+        list(asked.prompts),
+        max_new_tokens=asked.max_new_tokens,
+        temperature=asked.temperature,
+        seed=config.train.seed,
+    )
+    pairs = [{"prompt": prompt, "completion": text} for prompt, text in zip(asked.prompts, texts, strict=True)]
+    container.model_dir.mkdir(parents=True, exist_ok=True)
+    (container.model_dir / "generation.json").write_text(json.dumps(pairs, indent=2) + "\n", "utf-8")
+    for pair in pairs:
+        print(f"> {pair['prompt']}{pair['completion']}", flush=True)
+
+
+if __name__ == "__main__":
+    main(stage)

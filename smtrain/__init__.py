@@ -1,0 +1,64 @@
+"""Continue the pre-training of an open LLM on AWS Trainium with one call.
+
+>>> import smtrain
+>>> run = smtrain.run("examples/tiny-llama.yaml", target="local")
+>>> job = smtrain.launch("examples/tiny-llama.yaml", stage="train", target="local", wait=False)
+
+Importing this costs next to nothing: each name is loaded when it is first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smtrain.config import JobConfig, load_config
+    from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
+    from smtrain.job.handle import Job
+    from smtrain.job.run import Run, launch, request, run
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "JobConfig": "smtrain.config",
+    "load_config": "smtrain.config",
+    "SmtrainError": "smtrain.errors",
+    "ConfigError": "smtrain.errors",
+    "DataError": "smtrain.errors",
+    "CheckpointError": "smtrain.errors",
+    "JobError": "smtrain.errors",
+    "LocalError": "smtrain.errors",
+    "Job": "smtrain.job.handle",
+    "Run": "smtrain.job.run",
+    "launch": "smtrain.job.run",
+    "request": "smtrain.job.run",
+    "run": "smtrain.job.run",
+}
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "Job",
+    "JobConfig",
+    "JobError",
+    "LocalError",
+    "Run",
+    "SmtrainError",
+    "launch",
+    "load_config",
+    "request",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        from importlib import import_module
+
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'smtrain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,54 @@
+"""The command line: one module a command, loaded when it is called.
+
+`smtrain --help` reads the table below and imports nothing else, so it answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# command -> (module that holds `app`, what it does)
+COMMANDS = {
+    "run": ("smtrain.cli.run", "Take a config through all its stages: prepare, convert, train, export, generate."),
+    "launch": ("smtrain.cli.launch", "Start one stage of a config."),
+    "list": ("smtrain.cli.list_jobs", "List jobs, newest first."),
+    "status": ("smtrain.cli.status", "Show a job: state, progress, checkpoints, failure."),
+    "logs": ("smtrain.cli.logs", "Print what a job's hosts wrote; --follow goes on until it ends."),
+    "stop": ("smtrain.cli.stop", "Ask a job to save and stop."),
+    "download": ("smtrain.cli.download", "Copy what a job produced into a folder."),
+    "demo": ("smtrain.cli.demo", "From this machine's Python sources to a trained model that writes text."),
+    "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
+    "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine."),
+}
+
+
+def main() -> None:
+    """Entry point of `smtrain`; user errors end with one sentence each and status 2."""
+    argv = sys.argv[1:]
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return
+    if argv[0] == "--version":
+        from smtrain import __version__
+
+        print(f"smtrain {__version__}")
+        return
+    if argv[0] not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"did you mean `smtrain {near[0]}`?" if near else "`smtrain --help` lists the commands"
+        print(f"smtrain: no command {argv[0]!r}; {hint}", file=sys.stderr)
+        sys.exit(2)
+    from smtrain.cli.call import call
+
+    sys.exit(call(argv[0], COMMANDS[argv[0]][0], argv[1:]))
+
+
+def _help() -> str:
+    lines = ["Usage: smtrain COMMAND [OPTIONS]", ""]
+    lines += ["Continue the pre-training of an open LLM on AWS Trainium, or try the same job on this machine.", ""]
+    lines += ["Commands:"]
+    lines += [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "`smtrain COMMAND --help` shows a command's options."]
+    return "\n".join(lines)

@@ -1,0 +1,31 @@
+"""`smtrain config schema|show`."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+
+from smtrain.cli import options
+
+app = options.app()
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a config, for editors."""
+    from smtrain.config import JobConfig
+
+    print(
+        json.dumps(
+            {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}, indent=2
+        )
+    )
+
+
+@app.command()
+def show(config: options.Config, set_: options.Set = None) -> None:
+    """Check a config and print it whole, defaults included, as YAML."""
+    from smtrain.config import load_config
+
+    print(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")

@@ -1,0 +1,53 @@
+"""`smtrain launch CONFIG --stage S`: one stage as one job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from smtrain.cli import options
+from smtrain.config import JobConfig, Stage
+from smtrain.job.target import TargetName
+
+app = options.app()
+
+
+@app.command()
+def launch(
+    config: options.Config,
+    stage: Annotated[options.StageOption, typer.Option(help="The stage to start.")] = options.StageOption.train,
+    target: options.To = None,
+    set_: options.Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request as JSON and send nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
+    again: options.Again = False,
+) -> None:
+    """Start one stage of a config and follow it."""
+    from smtrain.config import load_config
+    from smtrain.job.run import launch as launch_stage
+
+    where = options.name_of(target)
+    loaded = load_config(config, set_=set_ or ())
+    if dry_run:
+        print_requests(loaded, [stage.value], where)
+        return
+    job = launch_stage(loaded, stage=stage.value, target=where, wait=wait, again=again)
+    at = job.target.name
+    print(f"job: {job.name}")
+    if not wait:
+        print(f"follow it:  smtrain logs {job.name} --follow --target {at}")
+        print(f"its state:  smtrain status {job.name} --target {at}")
+        print(f"stop it:    smtrain stop {job.name} --target {at}")
+
+
+def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
+    """The requests of these stages as JSON: one object for one stage, else a list."""
+    from smtrain.job.stages import Chain
+    from smtrain.job.target import target_of
+
+    chain = Chain(config, target_of(config, target), look=False)
+    requests = [chain.plan(stage).request for stage in stages]
+    print(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))

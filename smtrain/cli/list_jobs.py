@@ -1,0 +1,31 @@
+"""`smtrain list`: the target's jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+
+app = options.app()
+
+
+@app.command()
+def list_(
+    target: options.At = options.TargetOption.local,
+    name: Annotated[Optional[str], typer.Option(help="Only jobs whose name contains this.")] = None,  # noqa: UP045
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+) -> None:
+    """List jobs, newest first."""
+    from smtrain.job.stages import list_jobs
+    from smtrain.job.target import Target
+
+    jobs = list_jobs(Target(target.value), name_contains=name, limit=limit)
+    if not jobs:
+        print(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
+        return
+    width = max(len(job.name) for job in jobs)
+    for job in jobs:
+        created = job.summary["CreationTime"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        print(f"{job.name:{width}}  {job.known_status:10}  {created}")

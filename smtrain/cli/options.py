@@ -1,0 +1,51 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.job.target import TargetName
+
+
+class TargetOption(str, Enum):
+    """Where jobs go."""
+
+    local = "local"
+    aws = "aws"
+
+
+class StageOption(str, Enum):
+    """The stages of a run."""
+
+    prepare = "prepare"
+    convert = "convert"
+    train = "train"
+    export = "export"
+    generate = "generate"
+
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
+Set = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. train.lr=2e-4; repeatable."),
+]
+To = Annotated[
+    Optional[TargetOption],  # noqa: UP045
+    typer.Option("--target", help="Overrides the config's target.", show_default=False),
+]
+At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="Where the job is.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
+Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]
+
+
+def name_of(target: TargetOption | None) -> TargetName | None:
+    """The option as the library's own word."""
+    return "local" if target is TargetOption.local else "aws" if target is TargetOption.aws else None
+
+
+def app() -> typer.Typer:
+    """A command's typer app: plain errors, no shell-completion options on every command."""
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -1,0 +1,43 @@
+"""`smtrain run CONFIG`: every stage, one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.launch import print_requests
+
+app = options.app()
+
+
+@app.command()
+def run(
+    config: options.Config,
+    target: options.To = None,
+    set_: options.Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests as JSON and send nothing.")] = False,
+    again: options.Again = False,
+    download: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Copy the exported model into this folder at the end.", show_default=False),
+    ] = None,
+) -> None:
+    """Take a config through all its stages; stages that are done are skipped, so it is safe to run twice."""
+    from smtrain.config import load_config
+    from smtrain.job.run import run as run_all
+    from smtrain.job.stages import stages_of
+
+    where = options.name_of(target)
+    loaded = load_config(config, set_=set_ or ())
+    if dry_run:
+        print_requests(loaded, stages_of(loaded), where)
+        return
+    done = run_all(loaded, target=where, again=again)
+    if download:
+        print(f"model: {done.download(download)}")
+    print(f"model: {done.model}")
+    for text in done.texts:
+        print(f"> {text['prompt']}{text['completion']}")

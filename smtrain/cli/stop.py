@@ -1,0 +1,31 @@
+"""`smtrain stop JOB`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from smtrain.cli import options
+
+app = options.app()
+
+
+@app.command()
+def stop(
+    job: options.JobName,
+    target: options.At = options.TargetOption.local,
+    wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
+) -> None:
+    """Ask a job to save and stop; it has 120 s."""
+    from smtrain.job.handle import ENDED, Job
+
+    handle = Job(job, target.value)
+    if handle.status in ENDED:
+        print(f"{job}: {handle.known_status} already")
+        return
+    handle.stop()
+    if wait:
+        for _ in handle.events():
+            pass
+    print(f"{job}: {handle.status}")

@@ -1,0 +1,129 @@
+"""Combinations that cannot run, found before anything starts: each fault with the keys it concerns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from smtrain.config.schema import JobConfig
+
+Fault = tuple[set[str], str]
+
+
+def combination_faults(config: JobConfig) -> Iterator[Fault]:
+    """What the config alone shows."""
+    parallel, train, compute = config.parallel, config.train, config.compute
+    mesh = parallel.tp * parallel.pp
+    mesh_keys = {
+        "parallel.tp", "parallel.pp", "parallel.dp",
+        "compute.instance_count", "compute.processes_per_instance", "compute.instance_type",
+    }  # fmt: skip
+    world = f"{compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
+    fits = True
+    if parallel.dp is None and config.world_size % mesh:
+        fits = False
+        yield (
+            mesh_keys,
+            (
+                f"parallel.tp, parallel.pp: tp x pp = {mesh} does not divide {world}; "
+                "change tp, pp, compute.instance_count or compute.processes_per_instance"
+            ),
+        )
+    elif parallel.dp is not None and parallel.dp * mesh != config.world_size:
+        fits = False
+        yield (
+            mesh_keys,
+            (
+                f"parallel.dp: tp x pp x dp = {parallel.dp * mesh}, but there are {world}; "
+                + (
+                    f"dp = {config.world_size // mesh} would do"
+                    if config.world_size % mesh == 0
+                    else "change tp, pp or compute"
+                )
+            ),
+        )
+    per_slot = config.dp * parallel.micro_batch_size
+    if fits and train.global_batch_size % per_slot:
+        below = train.global_batch_size // per_slot * per_slot
+        options = " or ".join(str(n) for n in (below, below + per_slot) if n)
+        yield (
+            mesh_keys | {"train.global_batch_size", "parallel.micro_batch_size"},
+            (
+                f"train.global_batch_size: {train.global_batch_size} is not a multiple of dp x micro_batch_size = "
+                f"{config.dp} x {parallel.micro_batch_size}; {options} would do"
+            ),
+        )
+    if parallel.sequence_parallel and train.seq_len % parallel.tp:
+        yield (
+            {"train.seq_len", "parallel.tp", "parallel.sequence_parallel"},
+            (
+                f"train.seq_len: {train.seq_len} cannot be cut over tp = {parallel.tp} for parallel.sequence_parallel; "
+                "use a multiple of tp"
+            ),
+        )
+    if train.warmup_steps > train.steps > 0:
+        yield (
+            {"train.warmup_steps", "train.steps"},
+            (f"train.warmup_steps: {train.warmup_steps} is more than train.steps = {train.steps}; use at most that"),
+        )
+    if train.min_lr > train.lr:
+        yield {"train.min_lr", "train.lr"}, f"train.min_lr: {train.min_lr} is above train.lr = {train.lr}; lower it"
+    for i, beta in enumerate(train.betas):
+        if not 0 <= beta < 1:
+            yield {"train.betas"}, f"train.betas: number {i + 1} is {beta}; it must be at least 0 and below 1"
+    if bool(config.network.subnets) != bool(config.network.security_group_ids):
+        yield (
+            {"network.subnets", "network.security_group_ids"},
+            ("network.subnets, network.security_group_ids: only one is set; a VPC needs both"),
+        )
+    if compute.max_wait is not None and not compute.spot:
+        yield {"compute.max_wait", "compute.spot"}, "compute.max_wait: has a meaning only with compute.spot: true"
+    if compute.max_wait is not None and compute.spot and compute.max_wait < compute.max_run:
+        yield (
+            {"compute.max_wait", "compute.max_run"},
+            (f"compute.max_wait: {compute.max_wait} s is shorter than compute.max_run = {compute.max_run} s; raise it"),
+        )
+    if compute.spot and compute.keep_alive:
+        yield {"compute.spot", "compute.keep_alive"}, "compute.keep_alive: warm pools cannot be spot; set one of both"
+
+
+def model_faults(config: JobConfig) -> Iterator[Fault]:
+    """What the model's own config.json shows, where it can be read without a network."""
+    if "://" in config.model.path:
+        if not config.model.path.startswith(("s3://", "demo://")):
+            yield {"model.path"}, f"model.path: {config.model.path} is neither a folder, s3:// nor demo://"
+        return
+    folder = Path(config.model.path)
+    if not folder.is_dir():
+        yield {"model.path"}, f"model.path: {folder} is not a folder; give a Hugging Face model folder or s3:// URI"
+    elif not (folder / "config.json").is_file():
+        yield {"model.path"}, f"model.path: {folder} holds no config.json; give a Hugging Face model folder"
+    else:
+        try:
+            described = json.loads((folder / "config.json").read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            yield {"model.path"}, f"model.path: {folder / 'config.json'} cannot be read ({error})"
+            return
+        yield from shape_faults(config, described)
+    data = config.data.path
+    if data and "://" not in data and not Path(data).exists():
+        yield {"data.path"}, f"data.path: {data} does not exist; give a file, a folder or an s3:// URI"
+
+
+def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
+    """What the model's shape rules out, given its config.json."""
+    from smtrain.errors import SmtrainError
+    from smtrain.model.families import ModelShape
+
+    tp, pp = config.parallel.tp, config.parallel.pp
+    keys = {"model.path", "parallel.tp", "parallel.pp"}
+    try:
+        shape = ModelShape.from_config(described)
+    except SmtrainError as error:
+        yield {"model.path"}, f"model.path: {error}"
+        return
+    for fault in shape.mesh_faults(tp, pp):
+        yield keys, f"parallel: {fault}"
+    if shape.vocab % tp:
+        yield keys, f"parallel.tp: {tp} does not divide the vocabulary of {shape.vocab}; use a tp that does"

@@ -1,0 +1,185 @@
+"""YAML, keyword arguments and `--set key=value` become one `JobConfig`, or every fault at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from smtrain.config.checks import combination_faults, model_faults
+from smtrain.config.schema import JobConfig
+from smtrain.errors import ConfigError
+
+Source = JobConfig | Mapping[str, Any] | str | Path
+_LOCAL_PATHS = (("model", "path"), ("data", "path"))
+
+
+def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sections: Any) -> JobConfig:
+    """Build the config of a job.
+
+    `source` is a YAML file, a mapping or a `JobConfig`; `sections` are its keys as keyword arguments (nested mappings
+    are merged into what the file says); `set_` holds `a.b=value` texts whose value is read as YAML. Later wins.
+    Local paths in a file are relative to that file, others to the working directory.
+
+    Raises `ConfigError` with one sentence per fault.
+    """
+    raw = _read(source)
+    _merge(raw, _absolute(_plain(sections), Path.cwd()))
+    faults: list[str] = []
+    for text in set_:
+        faults += _assign(raw, text)
+    config, removed, more = _validate(raw)
+    faults += more
+    if config is not None:
+        faults += [text for keys, text in combination_faults(config) if not removed & keys]
+        faults += [text for keys, text in model_faults(config) if not removed & keys]
+    if faults or config is None:
+        raise ConfigError(faults)
+    return config
+
+
+def _read(source: Source | None) -> dict[str, Any]:
+    if source is None:
+        return {}
+    if isinstance(source, JobConfig):
+        return source.model_dump(mode="json", exclude_unset=True)
+    if isinstance(source, Mapping):
+        return _absolute(_plain(source), Path.cwd())
+    path = Path(source)
+    try:
+        loaded = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such config file"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read ({error})"]) from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise ConfigError([f"{path}: not YAML{line} ({getattr(error, 'problem', None) or error})"]) from None
+    if loaded is None:
+        raise ConfigError([f"{path}: is empty; a config needs at least model.path"])
+    if not isinstance(loaded, dict):
+        raise ConfigError([f"{path}: must hold keys and values at the top, not a {type(loaded).__name__}"])
+    return _absolute(loaded, path.resolve().parent)
+
+
+def _plain(value: Any) -> Any:
+    """Sections given as models become mappings, so that every source merges alike."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
+    for section, field in _LOCAL_PATHS:
+        given = raw.get(section)
+        value = given.get(field) if isinstance(given, dict) else None
+        if isinstance(given, dict) and isinstance(value, str) and value and "://" not in value:
+            given[field] = str((base / Path(value).expanduser()).absolute())
+    return raw
+
+
+def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _assign(raw: dict[str, Any], text: str) -> list[str]:
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        return [f"--set {text}: must look like train.lr=2e-4"]
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        parsed = value
+    here = raw
+    for part in parts[:-1]:
+        child = here.setdefault(part, {})
+        if not isinstance(child, dict):
+            return [f"--set {text}: {part} holds a value, not keys"]
+        here = child
+    here[parts[-1]] = parsed
+    _absolute(raw, Path.cwd())
+    return []
+
+
+def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str]]:
+    """The config, the keys that had to be left out to build it, and the faults of those keys.
+
+    Faulty keys are dropped until the rest is valid, so that the checks of combinations see what can be seen.
+    """
+    raw = json.loads(json.dumps(raw, default=str))
+    removed: set[str] = set()
+    faults: list[str] = []
+    for _ in range(3):
+        try:
+            return JobConfig.model_validate(_numbers(raw)), removed, faults
+        except ValidationError as error:
+            for detail in error.errors():
+                loc = [part for part in detail["loc"] if isinstance(part, str)]
+                key = ".".join(loc) or "config"
+                if key not in removed:
+                    faults.append(_sentence(key, detail))
+                removed.add(key)
+                _drop(raw, loc)
+                if detail["type"] == "missing" and key in ("model", "model.path"):
+                    raw["model"] = {**(raw.get("model") or {}), "path": "demo://tiny-llama"}
+                    removed.add("model.path")
+    return None, removed, faults
+
+
+def _numbers(value: Any) -> Any:
+    """YAML 1.1 reads `1e-4` as text; it means a number to everyone else."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, str) and "e" in value.lower():
+        try:
+            return float(value) if value[0] in "+-.0123456789" else value
+        except ValueError:
+            return value
+    return value
+
+
+def _drop(raw: dict[str, Any], loc: list[str]) -> None:
+    here: Any = raw
+    for part in loc[:-1]:
+        here = here.get(part) if isinstance(here, dict) else None
+    if isinstance(here, dict) and loc:
+        here.pop(loc[-1], None)
+
+
+def _sentence(key: str, detail: Any) -> str:
+    kind, given = detail["type"], detail.get("input")
+    if kind == "missing":
+        key = "model.path" if key == "model" else key
+        return f"{key}: is missing; set it in the config or with --set {key}=..."
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(key.rpartition(".")[2], _siblings(key), n=1)
+        head = key.rpartition(".")[0]
+        known = f"{head}.{near[0]}" if near and head else near[0] if near else ""
+        return f"{key}: unknown key; " + (f"did you mean {known}?" if known else f"known: {', '.join(_siblings(key))}")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key}: got {given!r}; it is a section with keys of its own"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{key}: got {given!r}; {message[0].lower()}{message[1:]}"
+
+
+def _siblings(key: str) -> list[str]:
+    model: Any = JobConfig
+    for part in key.split(".")[:-1]:
+        field = model.model_fields.get(part)
+        model = field.annotation if field else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return []
+    return list(model.model_fields)

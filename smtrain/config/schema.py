@@ -1,0 +1,247 @@
+"""`JobConfig` and its sections: typed, frozen, closed to unknown keys, one meaning per field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from smtrain.config.units import Seconds
+from smtrain.facts import instance
+
+Stage = Literal["prepare", "convert", "train", "export", "generate"]
+STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate")
+
+
+class Section(BaseModel):
+    """Base of every section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Model(Section):
+    """The model that training starts from."""
+
+    path: str
+    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., or demo://tiny-llama."""
+    init: Literal["weights", "scratch"] = "weights"
+    """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
+
+
+class Data(Section):
+    """The text, and how it is read."""
+
+    path: str | None = None
+    """Text to prepare: a file or a folder, a local path, s3://..., or demo://python-stdlib."""
+    prepared: str | None = None
+    """s3:// URI of a dataset that `prepare` wrote earlier; the prepare stage is then skipped."""
+    format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
+    """How to read the files; `auto` goes by their names."""
+    text_column: str = "text"
+    """The field (jsonl) or column (parquet) that holds the text."""
+    max_bad: int = Field(0, ge=0)
+    """How many unreadable records to skip, each reported, before giving up."""
+    workers: int | None = Field(None, ge=1)
+    """Processes that tokenize; default: one per CPU core."""
+
+
+class Parallel(Section):
+    """How the model is cut over processes."""
+
+    tp: int = Field(1, ge=1)
+    """Tensor-parallel degree."""
+    pp: int = Field(1, ge=1)
+    """Pipeline-parallel degree (number of stages)."""
+    dp: int | None = Field(None, ge=1)
+    """Data-parallel degree; default: all processes / (tp x pp)."""
+    micro_batch_size: int = Field(1, ge=1)
+    """Sequences per data-parallel rank in one pipeline slot."""
+    sequence_parallel: bool = False
+    """Cut activations along the sequence between tensor-parallel regions."""
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """`full` keeps only each layer's input and recomputes the rest in the backward pass."""
+
+
+class Train(Section):
+    """The training run itself."""
+
+    engine: Literal["native"] = "native"
+    """What does the parallel work."""
+    steps: int = Field(1000, ge=0)
+    """Optimizer steps in all; a run that resumes goes on up to this number."""
+    global_batch_size: int = Field(8, ge=1)
+    """Sequences per optimizer step over all data-parallel ranks."""
+    seq_len: int = Field(4096, ge=2)
+    """Tokens per sequence."""
+    lr: float = Field(1.5e-4, gt=0)
+    """Peak learning rate."""
+    min_lr: float = Field(0.0, ge=0)
+    """Learning rate at the end of a cosine or linear schedule."""
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """Shape after warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up from 0 to `lr`."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay; norms and biases are exempt."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest gradient norm over the whole mesh."""
+    seed: int = Field(0, ge=0)
+    """Seed of the data order and of a start from scratch."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Of weights and activations; optimizer state and master weights are fp32 always."""
+    log_interval: int = Field(1, ge=1)
+    """Steps between log lines."""
+    save_interval: int = Field(100, ge=1)
+    """Steps between checkpoints; the last step is saved always."""
+
+
+class Compute(Section):
+    """The machines, and for how long."""
+
+    instance_type: str = Field("ml.trn1.32xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
+    """Of the train stage."""
+    instance_count: int = Field(1, ge=1)
+    """Hosts of the train stage."""
+    processes_per_instance: int | None = Field(None, ge=1)
+    """Training processes per host; default: the instance's Neuron cores, else 1."""
+    cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
+    """Of the stages that need no accelerator: prepare, convert, export, generate."""
+    volume_gb: int = Field(256, ge=1)
+    """Disk per host, GiB; ignored by AWS on types with their own NVMe disks."""
+    max_run: Seconds = 86400
+    """The job is stopped after this long."""
+    keep_alive: Seconds = 0
+    """Keep the train stage's machines this long afterwards (warm pool)."""
+    spot: bool = False
+    """Spot machines for the train stage."""
+    max_wait: Seconds | None = None
+    """With spot: longest time in all, waiting included; default: twice max_run."""
+    image: str | None = None
+    """Container image URI; default: the newest Neuron training image of the region."""
+    role: str | None = None
+    """Execution role ARN; needed with target aws."""
+    region: str | None = None
+    """AWS region; default: the session's."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the container."""
+
+
+class Checkpoint(Section):
+    """Where training state is kept."""
+
+    s3_uri: str | None = Field(None, pattern=r"^s3://.+")
+    """Default: <output.s3_uri>/<name>/checkpoints/."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept; the only whole one is never deleted."""
+    resume: bool = True
+    """Go on from the newest whole checkpoint of this run, if there is one."""
+
+
+class Output(Section):
+    """Where results go."""
+
+    s3_uri: str | None = Field(None, pattern=r"^s3://.+")
+    """Default: s3://<the target's default bucket>/smtrain."""
+    kms_key: str | None = None
+    """KMS key of results and volumes."""
+
+
+class Generate(Section):
+    """What the generate stage asks the exported model."""
+
+    prompts: tuple[str, ...] = ("Once upon a time",)
+    """One completion each."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Longest completion, in tokens."""
+    temperature: float = Field(0.0, ge=0)
+    """0 takes the likeliest token each time."""
+
+
+class Network(Section):
+    """VPC and isolation."""
+
+    subnets: tuple[str, ...] = ()
+    """Subnet ids; with security_group_ids."""
+    security_group_ids: tuple[str, ...] = ()
+    """Security group ids; with subnets."""
+    encrypt_inter_container_traffic: bool = False
+    """Encrypt what hosts send each other (slower)."""
+    isolation: bool = False
+    """No network for the container beyond the cluster."""
+
+
+class JobConfig(Section):
+    """A run from text to a trained model: every stage reads the part that concerns it."""
+
+    name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
+    """Name of the run: prefix of its jobs and of its folder in S3."""
+    target: Literal["local", "aws"] = "local"
+    """Where jobs go unless the call says otherwise."""
+    model: Model
+    data: Data = Data()
+    parallel: Parallel = Parallel()
+    train: Train = Train()
+    compute: Compute = Compute()
+    checkpoint: Checkpoint = Checkpoint()
+    output: Output = Output()
+    generate: Generate = Generate()
+    network: Network = Network()
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of every job."""
+
+    @property
+    def processes_per_instance(self) -> int:
+        """Training processes on each host of the train stage."""
+        row = instance(self.compute.instance_type)
+        return self.compute.processes_per_instance or (row["cores"] if row else 1)
+
+    @property
+    def world_size(self) -> int:
+        """Training processes in all."""
+        return self.compute.instance_count * self.processes_per_instance
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree."""
+        return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp))
+
+    def for_stage(self, stage: Stage) -> dict[str, Any]:
+        """The keys that decide what a stage does inside its container: its config file, and its identity.
+
+        A stage whose keys are unchanged need not run again, so nothing else may go in: changing `train.lr` must
+        not tokenize the text anew.
+        """
+        full = self.model_dump(mode="json")
+        keys: dict[Stage, list[str]] = {
+            "prepare": ["model.path", "data", "train.seq_len"],
+            "convert": ["model.path", "parallel.tp", "parallel.pp"],
+            "train": ["name", "model", "parallel", "train", "checkpoint"],
+            "export": ["model.path"],
+            "generate": ["model.path", "generate"],
+        }
+        kept: dict[str, Any] = {}
+        for key in keys[stage]:
+            section, _, field = key.partition(".")
+            if field:
+                kept.setdefault(section, {})[field] = full[section][field]
+            else:
+                kept[section] = full[section]
+        if stage == "train":
+            kept["parallel"]["dp"] = self.dp
+            kept["compute"] = {
+                "instance_count": self.compute.instance_count,
+                "instance_type": self.compute.instance_type,
+                "processes_per_instance": self.processes_per_instance,
+            }
+        return kept
+
+
+def digest(value: Any) -> str:
+    """sha256 (hex) of a JSON value in its one canonical spelling."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

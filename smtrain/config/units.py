@@ -1,0 +1,40 @@
+"""Durations as people write them: `90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`, always kept in seconds."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_PARTS = re.compile(r"(\d+)\s*([smhd])")
+
+
+def seconds(value: Any) -> Any:
+    """A duration in seconds; raises `ValueError` for text that is none."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if text.isdigit():
+        return int(text)
+    if not text or _PARTS.sub("", text).strip():
+        raise ValueError("a duration looks like 90, '10m', '2h30m' or '3d'")
+    return sum(int(number) * _UNITS[unit] for number, unit in _PARTS.findall(text))
+
+
+Seconds = Annotated[
+    int,
+    BeforeValidator(seconds),
+    Field(ge=0, json_schema_extra={"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+
+
+def spell(value: float) -> str:
+    """Seconds as people read them: `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(value)
+    if whole < 60:
+        return f"{value:.1f} s" if value < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,84 @@
+"""What a training container is told, and where it puts things: SageMaker's /opt/ml contract.
+
+Everything is read from files below `ml_root()`, which the v2 toolkit, the v3 drivers, the local sandbox and a shell can
+all provide; SM_* variables only move a folder where they are set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.config.schema import JobConfig
+from smtrain.errors import SmtrainError
+
+FAILURE_LIMIT = 1024  # characters of output/failure that reach FailureReason
+
+
+def ml_root() -> Path:
+    """/opt/ml, or where the local sandbox had to put it."""
+    return Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
+
+
+@dataclass(frozen=True)
+class Container:
+    """One host of a job."""
+
+    root: Path
+    hosts: tuple[str, ...]
+    host: str
+
+    @classmethod
+    def from_files(cls) -> Container:
+        """Read `resourceconfig.json`; without one this is a single host named algo-1."""
+        root = ml_root()
+        try:
+            told = json.loads((root / "input/config/resourceconfig.json").read_text("utf-8"))
+        except FileNotFoundError:
+            told = {"hosts": ["algo-1"], "current_host": "algo-1"}
+        return cls(root, tuple(told["hosts"]), told["current_host"])
+
+    @property
+    def host_rank(self) -> int:
+        return self.hosts.index(self.host)
+
+    def channel(self, name: str) -> Path:
+        """The folder of an input channel; raises `SmtrainError` where the job has none of that name."""
+        folder = Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name))
+        if not folder.is_dir():
+            raise SmtrainError(f"{folder}: the job has no input channel named {name!r}; add it to the request")
+        return folder
+
+    def has_channel(self, name: str) -> bool:
+        return Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name)).is_dir()
+
+    @property
+    def model_dir(self) -> Path:
+        return Path(os.environ.get("SM_MODEL_DIR", self.root / "model"))
+
+    @property
+    def output_data_dir(self) -> Path:
+        return Path(os.environ.get("SM_OUTPUT_DATA_DIR", self.root / "output/data"))
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.root / "checkpoints"
+
+    def config(self) -> JobConfig:
+        """The stage's config, from the channel `config`; keys of other stages have their defaults."""
+        path = self.channel("config") / "config.json"
+        raw: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return JobConfig.model_validate(raw)
+
+    def report_failure(self, message: str) -> None:
+        """Keep the first failure of this host where SageMaker looks for FailureReason."""
+        path = self.root / "output/failure"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("x", encoding="utf-8") as out:
+                out.write(message[:FAILURE_LIMIT])
+        except FileExistsError:
+            pass  # an earlier rank's failure is the cause, ours its consequence

@@ -1,0 +1,187 @@
+"""Local paths become content-addressed S3 prefixes: an input is uploaded once, and a request names it for good."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.config import JobConfig
+from smtrain.config.checks import shape_faults
+from smtrain.errors import ConfigError, JobError
+from smtrain.job.target import Target
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A local file or folder, or bytes, that must lie under an S3 prefix before the job starts."""
+
+    uri: str
+    files: tuple[tuple[str, Path | bytes], ...]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config whose every path is an s3:// URI and whose region, role and output are filled in."""
+
+    config: JobConfig
+    uploads: tuple[Upload, ...]
+
+
+def resolve(config: JobConfig, target: Target) -> Resolved:
+    """Fill in what the target decides and name every local input by its content. Uploads nothing.
+
+    Raises `ConfigError` for what the target cannot know by itself (the role on AWS).
+    """
+    role = config.compute.role or target.default_role()
+    if not role:
+        raise ConfigError(["compute.role: is needed on AWS; set the ARN of SageMaker's execution role"])
+    region = config.compute.region or target.region_name()
+    base = (config.output.s3_uri or f"s3://{target.default_bucket()}/smtrain").rstrip("/")
+    uploads: dict[str, Upload] = {}
+
+    def place(path: str | None, kind: str) -> str | None:
+        if path is None or path.startswith("s3://"):
+            return path
+        upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}")
+        uploads[upload.uri] = upload
+        return upload.uri
+
+    model_path = _materialised(config.model.path)
+    if isinstance(model_path, Path) and (found := [text for _, text in shape_faults(config, _described(model_path))]):
+        raise ConfigError(found)
+    resolved = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": place(config.model.path, "model")}),
+            "data": config.data.model_copy(update={"path": place(config.data.path, "text")}),
+            "compute": config.compute.model_copy(update={"role": role, "region": region}),
+            "output": config.output.model_copy(update={"s3_uri": base}),
+        }
+    )
+    return Resolved(resolved, tuple(uploads.values()))
+
+
+def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
+    """Upload what is not there yet. Names carry the content's hash, so a name that is whole is the content."""
+    for bucket in {split_uri(upload.uri)[0] for upload in uploads}:
+        _ensure_bucket(target, bucket)
+    for upload in uploads:
+        bucket, prefix = split_uri(upload.uri)
+        there = {item["Key"]: item["Size"] for item in list_objects(target, upload.uri)}
+        missing = [(name, body) for name, body in upload.files if there.get(prefix + name) != _size(body)]
+        if not missing:
+            continue
+        say(f"uploading {sum(_size(body) for _, body in missing) / 1e6:.1f} MB to {upload.uri}")
+        for name, body in missing:
+            if isinstance(body, bytes):
+                target.s3.put_object(Bucket=bucket, Key=prefix + name, Body=body)
+            else:
+                target.s3.upload_file(str(body), bucket, prefix + name)
+
+
+def list_objects(target: Target, uri: str) -> list[dict[str, Any]]:
+    """The objects under a prefix; raises `JobError` where it may not be listed."""
+    from botocore.exceptions import ClientError
+
+    bucket, prefix = split_uri(uri)
+    try:
+        pages = target.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return [item for page in pages for item in page.get("Contents", [])]
+    except ClientError as error:
+        raise JobError(f"{uri} cannot be listed ({error.response['Error'].get('Code')}); check the URI and the "
+                       "permissions s3:ListBucket and s3:GetObject") from None  # fmt: skip
+
+
+def download(target: Target, uri: str, folder: Path) -> int:
+    """Copy the objects under a prefix into `folder`, each whole or not at all; returns how many.
+
+    Raises `JobError` where there are none, or where a key would leave the folder.
+    """
+    bucket, prefix = split_uri(uri)
+    found = list_objects(target, uri)
+    if not found:
+        raise JobError(f"{uri} is empty; there is nothing to download")
+    for item in found:
+        path = (folder / item["Key"][len(prefix) :].lstrip("/")).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise JobError(f"{item['Key']}: leads out of {folder}; not downloaded")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        target.s3.download_file(bucket, item["Key"], str(part))
+        part.replace(path)
+    return len(found)
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Bucket and key prefix of an s3:// URI."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return bucket, prefix
+
+
+def _materialised(path: str) -> Path | str:
+    if path.startswith("demo://"):
+        from smtrain.demo import materialise
+
+        found: Path = materialise(path)
+        return found
+    return path if path.startswith("s3://") else Path(path)
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    return described
+
+
+def _content_addressed(path: Path | str, base: str) -> Upload:
+    assert isinstance(path, Path)
+    if path.is_file():
+        files = [(path.name, path)]
+    else:
+        found = (p for p in path.rglob("*") if p.is_file())
+        files = sorted(
+            (p.relative_to(path).as_posix(), p)
+            for p in found
+            if not any(part.startswith(".") for part in p.relative_to(path).parts)
+        )
+    if not files:
+        raise ConfigError([f"{path}: holds no files; give a folder with the model or the text"])
+    whole = hashlib.sha256()
+    for name, file in files:
+        whole.update(f"{name}\0{_sha256(file)}\n".encode())
+    return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        if hasattr(hashlib, "file_digest"):
+            return hashlib.file_digest(content, "sha256").hexdigest()
+        found = hashlib.sha256()  # Python 3.10
+        while block := content.read(1 << 20):
+            found.update(block)
+        return found.hexdigest()
+
+
+def _size(body: Path | bytes) -> int:
+    return len(body) if isinstance(body, bytes) else body.stat().st_size
+
+
+def _ensure_bucket(target: Target, bucket: str) -> None:
+    from botocore.exceptions import ClientError
+
+    try:
+        target.s3.head_bucket(Bucket=bucket)
+    except ClientError as error:
+        if error.response["Error"].get("Code") not in ("404", "NoSuchBucket"):
+            raise JobError(
+                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name and your "
+                "permission s3:ListBucket, or set output.s3_uri"
+            ) from None
+        if target.name == "aws" and bucket != target.default_bucket():
+            raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri") from None
+        place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
+        target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))

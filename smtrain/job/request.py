@@ -1,0 +1,129 @@
+"""The one CreateTrainingJob request: a pure function of the resolved config, the stage, its inputs and the bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.config import JobConfig, Stage
+from smtrain.facts import image_uri, instance
+
+# The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
+METRICS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
+_NUMBER = r"([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
+# PID 1 must be the launcher itself (exec), or SIGTERM would never reach the training processes.
+_START = (
+    "ml=${{SMTRAIN_ML_ROOT:-/opt/ml}}; mkdir -p $ml/code && tar -xzf $ml/input/data/code/bundle.tar.gz -C $ml/code"
+    " && exec python3 $ml/code/entrypoints/launch.py {stage}"
+)
+CHECKPOINT_PATH = "/opt/ml/checkpoints"
+
+
+def create_training_job(
+    config: JobConfig, stage: Stage, job_name: str, inputs: Mapping[str, str], code_uri: str, config_uri: str
+) -> dict[str, Any]:
+    """The request of one stage.
+
+    `config` is resolved (region, role, URIs filled in), `inputs` maps channel names to s3:// prefixes, `code_uri` and
+    `config_uri` are the prefixes of the bundle and of the stage's config file.
+    """
+    compute, train = config.compute, stage == "train"
+    request: dict[str, Any] = {
+        "TrainingJobName": job_name,
+        "RoleArn": compute.role,
+        "AlgorithmSpecification": {
+            "TrainingImage": compute.image or image_uri(compute.region or ""),
+            "TrainingInputMode": "FastFile",
+            "ContainerEntrypoint": ["/bin/bash", "-c"],
+            "ContainerArguments": [_START.format(stage=stage)],
+            "MetricDefinitions": [
+                {"Name": f"train:{name}", "Regex": rf"\b{name}={_NUMBER}"} for name in METRICS if train
+            ],
+        },
+        "HyperParameters": _shown(config, stage),
+        "InputDataConfig": [
+            *(_channel(name, uri, "FastFile") for name, uri in sorted(inputs.items())),
+            _channel("code", code_uri, "File"),
+            _channel("config", config_uri, "File"),
+        ],
+        "OutputDataConfig": {"S3OutputPath": jobs_uri(config), "CompressionType": "NONE"},
+        "ResourceConfig": {
+            "InstanceType": compute.instance_type if train else compute.cpu_instance_type,
+            "InstanceCount": compute.instance_count if train else 1,
+            "VolumeSizeInGB": compute.volume_gb,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": compute.max_run},
+        "Environment": _environment(config, stage),
+        "Tags": [
+            {"Key": key, "Value": value}
+            for key, value in {**config.tags, "smtrain:run": config.name, "smtrain:stage": stage}.items()
+        ],
+        "EnableNetworkIsolation": config.network.isolation,
+        "EnableInterContainerTrafficEncryption": train and config.network.encrypt_inter_container_traffic,
+        "EnableManagedSpotTraining": train and compute.spot,
+        # The profiler's default hooks break Neuron jobs.
+        "ProfilerConfig": {"DisableProfiler": True},
+    }
+    if not request["AlgorithmSpecification"]["MetricDefinitions"]:
+        del request["AlgorithmSpecification"]["MetricDefinitions"]
+    if train:
+        request["CheckpointConfig"] = {"S3Uri": checkpoint_uri(config), "LocalPath": CHECKPOINT_PATH}
+        if compute.keep_alive:
+            request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = compute.keep_alive
+        if compute.spot:
+            request["StoppingCondition"]["MaxWaitTimeInSeconds"] = compute.max_wait or 2 * compute.max_run
+    if config.output.kms_key:
+        request["OutputDataConfig"]["KmsKeyId"] = config.output.kms_key
+    if config.network.subnets:
+        request["VpcConfig"] = {
+            "SecurityGroupIds": list(config.network.security_group_ids),
+            "Subnets": list(config.network.subnets),
+        }
+    return request
+
+
+def run_uri(config: JobConfig) -> str:
+    """The run's folder in S3, ending in "/"."""
+    return f"{(config.output.s3_uri or '').rstrip('/')}/{config.name}/"
+
+
+def jobs_uri(config: JobConfig) -> str:
+    """Where SageMaker puts `<job>/output/...`."""
+    return f"{run_uri(config)}jobs"
+
+
+def checkpoint_uri(config: JobConfig) -> str:
+    """The run's checkpoint prefix. It ends in "/", or a sibling whose name begins alike would be synced too."""
+    return f"{config.checkpoint.s3_uri.rstrip('/')}/" if config.checkpoint.s3_uri else f"{run_uri(config)}checkpoints/"
+
+
+def output_uri(config: JobConfig, job_name: str) -> str:
+    """What a stage left in /opt/ml/model."""
+    return f"{jobs_uri(config)}/{job_name}/output/model/"
+
+
+def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
+
+
+def _shown(config: JobConfig, stage: Stage) -> dict[str, str]:
+    """Hyperparameters are for show (the console's job page): the config file is what the container reads."""
+    if stage != "train":
+        return {"stage": stage}
+    parallel, train = config.parallel, config.train
+    values = {
+        "stage": stage, "tp": parallel.tp, "pp": parallel.pp, "dp": config.dp,
+        "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
+        "lr": train.lr, "precision": train.precision,
+    }  # fmt: skip
+    return {key: str(value) for key, value in values.items()}
+
+
+def _environment(config: JobConfig, stage: Stage) -> dict[str, str]:
+    environment = {"PYTHONUNBUFFERED": "1"}
+    row = instance(config.compute.instance_type)
+    if stage == "train" and row and row["efa"]:
+        # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
+        environment |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    return environment | config.compute.environment

@@ -1,0 +1,174 @@
+"""`launch` one stage, or `run` them all: the two calls the whole package is for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smtrain.config import JobConfig, Stage, load_config
+from smtrain.config.load import Source
+from smtrain.config.units import spell
+from smtrain.errors import JobError
+from smtrain.job.handle import Job
+from smtrain.job.inputs import upload_all
+from smtrain.job.logs import Line, step_records
+from smtrain.job.stages import Chain, StagePlan, list_jobs, stages_of
+from smtrain.job.target import TargetName, target_of
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What became of one stage of a run."""
+
+    stage: Stage
+    job: Job
+    seconds: float
+    output: str
+    skipped: bool
+    """It had been done before."""
+
+
+@dataclass
+class Run:
+    """A whole run: its stages, its losses, its model, its text."""
+
+    config: JobConfig
+    results: list[StageResult] = field(default_factory=list)
+
+    def job(self, stage: Stage) -> Job:
+        """The job of a stage; raises `JobError` for a stage the run does not have."""
+        for result in self.results:
+            if result.stage == stage:
+                return result.job
+        raise JobError(f"this run has no stage {stage}; it has {', '.join(r.stage for r in self.results)}")
+
+    @property
+    def loss(self) -> list[float]:
+        """Loss by step, over every attempt at the train stage."""
+        return [record["loss"] for record in self.metrics]
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """Every logged step's numbers, over every attempt at the train stage."""
+        target = self.job("train").target
+        attempts = list_jobs(target, name_contains=f"{self.config.name}-train-", limit=100)
+        return step_records([line for job in reversed(attempts) for line in job.lines("algo-1")])
+
+    @property
+    def model(self) -> str:
+        """s3:// prefix of the exported Hugging Face model."""
+        return self.job("export").output
+
+    def download(self, folder: str | Path) -> Path:
+        """Copy the exported Hugging Face model into `folder`."""
+        return self.job("export").download(folder)
+
+    @property
+    def texts(self) -> list[dict[str, str]]:
+        """What the model made of each prompt: prompt and completion."""
+        texts: list[dict[str, str]] = json.loads(self.job("generate").read("generation.json"))
+        return texts
+
+
+def request(
+    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
+    set_: Sequence[str] = (), **sections: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The CreateTrainingJob request that `launch` would send for a first attempt. Sends nothing, starts nothing."""
+    config = load_config(source, set_=set_, **sections)
+    return Chain(config, target_of(config, target), look=False).plan(stage).request
+
+
+def launch(
+    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
+    again: bool = False, set_: Sequence[str] = (), say: Say = print, **sections: Any,
+) -> Job:  # fmt: skip
+    """Start one stage of a config and return its job.
+
+    A stage that runs already is joined, one that is done is returned as it is, unless `again`. With `wait` the job's
+    lines are printed until it ends, and `JobError` is raised if it does not end well.
+    """
+    config = load_config(source, set_=set_, **sections)
+    chain = Chain(config, target_of(config, target))
+    plan = chain.plan(stage)
+    if plan.done and not again:
+        say(f"{plan.done.name} has done this already (output {plan.done.output}); `again` does it once more")
+        return plan.done
+    job = _submit(chain, plan, say)
+    if wait:
+        job.follow(say=say)
+        if job.known_status in ("Completed", "Failed", "Stopped"):
+            job.check()
+    return job
+
+
+def run(
+    source: Source | None = None, *, target: TargetName | None = None, again: bool = False,
+    set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None, **sections: Any,
+) -> Run:  # fmt: skip
+    """Take a config through all its stages: prepare, convert, train, export, generate.
+
+    Stages that are done are skipped, one that was interrupted goes on. `on_line` gets every log line in place of `say`.
+    Raises `JobError` at the first stage that does not end well.
+    """
+    config = load_config(source, set_=set_, **sections)
+    chain = Chain(config, target_of(config, target))
+    done = Run(chain.config)
+    stages = stages_of(config)
+    for number, stage in enumerate(stages, 1):
+        plan = chain.plan(stage)
+        started = time.monotonic()
+        heading = f"[{number}/{len(stages)}] {stage}"
+        if plan.done and not again:
+            say(f"{heading}: done before by {plan.done.name}")
+            job, skipped = plan.done, True
+        else:
+            say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
+            job, skipped = _submit(chain, plan, say), False
+            _follow(job, say, on_line)
+        seconds = time.monotonic() - started
+        if not skipped:
+            say(f"{heading}: done in {spell(seconds)}")
+        where = chain.checkpoints if stage == "train" else job.output
+        done.results.append(StageResult(stage, job, seconds, where, skipped))
+    return done
+
+
+def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None) -> None:
+    if on_line is None:
+        job.follow(say=say)
+    else:
+        for event in job.events():
+            if isinstance(event, Line):
+                on_line(event)
+    job.check()
+
+
+def _submit(chain: Chain, plan: StagePlan, say: Say) -> Job:
+    """Upload what is missing and create the job; a stage that runs already is joined, not doubled."""
+    from botocore.exceptions import ClientError, ParamValidationError
+
+    if plan.running:
+        say(f"{plan.running.name} is running already; joining it")
+        return plan.running
+    if plan.stage == "train" and (other := chain.writer()):
+        raise JobError(
+            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
+            f"`smtrain stop {other.name}`, or give this run another name"
+        )
+    target = chain.target
+    upload_all(target, list(plan.uploads), say)
+    name = plan.request["TrainingJobName"]
+    try:
+        target.sagemaker.create_training_job(**plan.request)
+    except (ClientError, ParamValidationError) as error:
+        raise JobError(f"{name} was refused: {error}") from None
+    job = Job(name, target)
+    job.known_status = "InProgress"
+    return job

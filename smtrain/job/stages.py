@@ -1,0 +1,160 @@
+"""How stages hang together: what each reads, what it is called, and whether it has been done already."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.config import STAGES, JobConfig, Stage
+from smtrain.config.schema import digest
+from smtrain.errors import ConfigError, JobError
+from smtrain.job.bundle import build_bundle
+from smtrain.job.handle import Job
+from smtrain.job.inputs import Resolved, Upload, resolve
+from smtrain.job.request import checkpoint_uri, create_training_job, output_uri
+from smtrain.job.target import Target
+
+ENDED_WELL = "Completed"
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage, ready to be submitted: its identity, its request and what must be uploaded first."""
+
+    stage: Stage
+    base_name: str
+    """Job name of the first attempt; later ones add -2, -3..."""
+    request: dict[str, Any]
+    uploads: tuple[Upload, ...]
+    earlier: tuple[Job, ...] = ()
+    """Attempts at this very stage that the target knows, newest first."""
+
+    @property
+    def done(self) -> Job | None:
+        return next((job for job in self.earlier if job.known_status == ENDED_WELL), None)
+
+    @property
+    def running(self) -> Job | None:
+        return next((job for job in self.earlier if job.known_status in ("InProgress", "Stopping")), None)
+
+
+def stages_of(config: JobConfig) -> list[Stage]:
+    """The stages a run of this config has: text that is prepared already, and a random start, skip one each."""
+    skipped: set[str] = set()
+    if config.data.prepared:
+        skipped.add("prepare")
+    if config.model.init == "scratch":
+        skipped.add("convert")
+    return [stage for stage in STAGES if stage not in skipped]
+
+
+class Chain:
+    """The stages of one config on one target."""
+
+    def __init__(self, config: JobConfig, target: Target, *, look: bool = True) -> None:
+        """`look=False` (dry run) asks the target nothing and takes every stage for its first attempt."""
+        self.target, self.look = target, look
+        self.resolved: Resolved = resolve(config, target)
+        self.config = self.resolved.config
+        if not (self.config.data.path or self.config.data.prepared):
+            raise ConfigError(["data.path: is missing; give text to prepare, or data.prepared"])
+
+    def base_name(self, stage: Stage) -> str:
+        """Name of the stage's first job: it changes with whatever changes what the stage does."""
+        return f"{self.config.name}-{stage}-{self._key(stage)[:8]}"
+
+    def _key(self, stage: Stage) -> str:
+        before: dict[Stage, list[Stage]] = {"train": ["prepare"], "export": ["train"], "generate": ["export"]}
+        upstream = [self._key(s) for s in before.get(stage, []) if s in stages_of(self.config)]
+        return digest([self.config.for_stage(stage), self.config.data.prepared, checkpoint_uri(self.config), upstream])
+
+    def plan(self, stage: Stage) -> StagePlan:
+        """Everything needed to submit the stage.
+
+        Raises `JobError` where a stage that it reads from has not been done.
+        """
+        inputs = self._inputs(stage)
+        base = self.base_name(stage)
+        earlier = self._attempts(base)
+        name = base if not earlier else f"{base}-{len(earlier) + 1}"
+        bundle = build_bundle()
+        root = self.config.output.s3_uri
+        code_uri = f"{root}/code/{bundle.sha256[:16]}/"
+        shown = self.config.for_stage(stage)
+        text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
+        config_uri = f"{root}/configs/{digest(shown)[:16]}/"
+        needed = [upload for upload in self.resolved.uploads if upload.uri in inputs.values()]
+        return StagePlan(
+            stage,
+            base,
+            create_training_job(self.config, stage, name, inputs, code_uri, config_uri),
+            (
+                *needed,
+                Upload(code_uri, (("bundle.tar.gz", bundle.data),)),
+                Upload(config_uri, (("config.json", text),)),
+            ),
+            tuple(earlier),
+        )
+
+    def output(self, stage: Stage) -> str | None:
+        """Where the stage's finished job left its result; None where it has not been done."""
+        base = self.base_name(stage)
+        if not self.look:
+            return output_uri(self.config, base)
+        done = next((job for job in self._attempts(base) if job.known_status == ENDED_WELL), None)
+        return output_uri(self.config, done.name) if done else None
+
+    @property
+    def checkpoints(self) -> str:
+        """s3:// prefix of the run's checkpoints."""
+        return checkpoint_uri(self.config)
+
+    def writer(self) -> Job | None:
+        """A job that writes this run's checkpoints right now."""
+        jobs = list_jobs(self.target, name_contains=f"{self.config.name}-train-", limit=100)
+        return next((job for job in jobs if job.known_status in ("InProgress", "Stopping")), None)
+
+    def _inputs(self, stage: Stage) -> dict[str, str]:
+        model = self.config.model.path
+        if stage == "prepare":
+            if not self.config.data.path:
+                raise ConfigError(["data.path: is missing; the prepare stage needs text"])
+            return {"text": self.config.data.path, "model": model}
+        if stage == "convert":
+            return {"model": model}
+        if stage == "train":
+            data = self.config.data.prepared or self._needs("train", "prepare")
+            shards = self.output("convert") if "convert" in stages_of(self.config) else None
+            return {"data": data, "model": model} | ({"shards": shards} if shards else {})
+        if stage == "export":
+            return {"checkpoint": checkpoint_uri(self.config), "model": model}
+        return {"model": self._needs("generate", "export")}
+
+    def _needs(self, stage: Stage, other: Stage) -> str:
+        found = self.output(other)
+        if found is None:
+            raise JobError(
+                f"stage {stage} reads what {other} writes, and no finished {self.base_name(other)} was found; "
+                f"launch stage {other} first, or `smtrain run` the whole chain"
+            )
+        return found
+
+    def _attempts(self, base: str) -> list[Job]:
+        if not self.look:
+            return []
+        found = list_jobs(self.target, name_contains=base, limit=100)
+        return [job for job in found if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
+
+
+def list_jobs(target: Target, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
+    """Training jobs of the target, newest first."""
+    ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
+    if name_contains:
+        ask["NameContains"] = name_contains
+    jobs: list[Job] = []
+    for page in target.sagemaker.get_paginator("list_training_jobs").paginate(**ask):
+        jobs += [Job.from_summary(target, row) for row in page["TrainingJobSummaries"]]
+        if len(jobs) >= limit:
+            break
+    return jobs[:limit]

@@ -1,0 +1,92 @@
+"""Where jobs go: AWS, or the control plane on this machine. Both are a boto3 session, a bucket and a role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from smtrain.config import JobConfig
+from smtrain.errors import ConfigError, JobError
+
+if TYPE_CHECKING:
+    import boto3
+
+LOCAL_ACCOUNT, LOCAL_REGION, LOCAL_NAME = "123456789012", "us-east-1", "smtrain-local"
+TargetName = Literal["local", "aws"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place that takes CreateTrainingJob requests. Nothing is contacted before `session` or `client` is used."""
+
+    name: TargetName
+    region: str | None = None
+
+    @cached_property
+    def session(self) -> boto3.Session:
+        """The boto3 session; for `local` this starts the control plane if none runs."""
+        if self.name == "local":
+            from smtrain.local import ensure_running
+
+            return ensure_running().session()
+        import boto3
+
+        return boto3.Session(region_name=self.region)
+
+    def client(self, service: str) -> Any:
+        """A boto3 client that retries what AWS throttles."""
+        from botocore.config import Config
+        from botocore.exceptions import NoRegionError
+
+        try:
+            session: Any = self.session  # boto3-stubs know no service by a plain string
+            return session.client(service, config=Config(retries={"mode": "standard", "max_attempts": 8}))
+        except NoRegionError:
+            raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"]) from None
+
+    @cached_property
+    def sagemaker(self) -> Any:
+        return self.client("sagemaker")
+
+    @cached_property
+    def s3(self) -> Any:
+        return self.client("s3")
+
+    @cached_property
+    def logs(self) -> Any:
+        return self.client("logs")
+
+    def region_name(self) -> str:
+        """The region that jobs run in."""
+        if self.name == "local":
+            return LOCAL_REGION
+        region = self.region or self.session.region_name
+        if not region:
+            raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"])
+        return region
+
+    def default_bucket(self) -> str:
+        """The bucket used when the config names none: SageMaker's own default on AWS."""
+        if self.name == "local":
+            return LOCAL_NAME
+        return f"sagemaker-{self.region_name()}-{self._account()}"
+
+    def default_role(self) -> str | None:
+        """The role used when the config names none; only the local control plane has one."""
+        return f"arn:aws:iam::{LOCAL_ACCOUNT}:role/{LOCAL_NAME}" if self.name == "local" else None
+
+    def _account(self) -> str:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return str(self.client("sts").get_caller_identity()["Account"])
+        except (BotoCoreError, ClientError) as error:
+            raise JobError(
+                f"AWS could not be asked for the account ({error}); log in, or set output.s3_uri in the config"
+            ) from None
+
+
+def target_of(config: JobConfig, name: TargetName | None = None) -> Target:
+    """The target a call means: its own word, else the config's."""
+    return Target(name or config.target, config.compute.region)

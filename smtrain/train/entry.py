@@ -1,0 +1,34 @@
+"""What every entry script has around it: read the contract, and say in one place why it failed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from smtrain.config import JobConfig
+from smtrain.container import Container
+from smtrain.errors import SmtrainError
+
+
+def main(stage: Callable[[JobConfig, Container], None]) -> None:
+    """Run one stage; a failure goes to stderr and, with host and rank, to output/failure, and ends with status 1."""
+    container = Container.from_files()
+    try:
+        stage(container.config(), container)
+    except SmtrainError as error:
+        _fail(container, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        _fail(container, f"{type(error).__name__}: {error}")
+
+
+def _fail(container: Container, message: str) -> None:
+    rank = os.environ.get("RANK")
+    where = f"{container.host}, rank {rank}" if rank else container.host
+    sys.stderr.write(f"{where}: {message}\n")
+    sys.stderr.flush()
+    container.report_failure(f"{where}: {message}")
+    # Not sys.exit: other ranks may hold collectives open that would keep this process from ending.
+    os._exit(1)

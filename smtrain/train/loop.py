@@ -1,0 +1,87 @@
+"""The loop: batches in, steps out, checkpoints on the way, and an orderly end when told to stop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smtrain.config import JobConfig
+from smtrain.data.loader import TokenLoader
+from smtrain.engine.base import Engine
+from smtrain.errors import SmtrainError
+from smtrain.train.metrics import MetricsLog
+from smtrain.train.schedule import learning_rate
+
+Position = Callable[[int], dict[str, Any]]
+
+
+class StopRequest:
+    """SIGTERM, seen by any rank, agreed on by all at the end of a step."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+    def agreed(self) -> bool:
+        """Whether any rank was asked to stop. Collective: hosts get their signals at different moments."""
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        asked = torch.tensor([int(self._asked)], device=device)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+        return bool(asked.item())
+
+
+def train(
+    config: JobConfig, engine: Engine, loader: TokenLoader, *, checkpoints: Path, first_step: int, samples: int,
+    position: Position, log: MetricsLog | None, stop: StopRequest,
+) -> int:  # fmt: skip
+    """Run steps `first_step`..`train.steps` and return the last one done.
+
+    `samples` is how many the run has consumed so far; `position(samples)` is what a checkpoint keeps beside the
+    weights. Raises `SmtrainError` naming step and samples when the loss or the gradient is not a number.
+    """
+    options = config.train
+    saved, step = first_step - 1, first_step - 1
+
+    def save() -> None:
+        nonlocal saved
+        began = time.perf_counter()
+        engine.save(checkpoints, step, position(samples))
+        engine.prune(checkpoints, config.checkpoint.keep)
+        saved = step
+        if engine.rank == 0:
+            print(f"checkpoint of step {step} saved in {time.perf_counter() - began:.1f} s", flush=True)
+
+    for step in range(first_step, options.steps + 1):
+        lr = learning_rate(options, step)
+        result = engine.step(*loader.batch(samples), lr)
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+            raise SmtrainError(
+                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, samples {samples} to "
+                f"{samples + options.global_batch_size - 1}; lower the learning rate or look at these samples, the "
+                "run goes on from its last checkpoint"
+            )
+        samples += options.global_batch_size
+        if log and (step % options.log_interval == 0 or step in (1, options.steps)):
+            log.log(step, result, lr)
+        stopping = stop.agreed()
+        if step % options.save_interval == 0 or step == options.steps or stopping:
+            save()
+        if stopping:
+            if engine.rank == 0:
+                print(f"asked to stop: saved step {step}, the same command goes on from here", flush=True)
+            return step
+    if options.steps == 0 and saved < 0:
+        step = 0
+        save()
+    return step

@@ -1,0 +1,93 @@
+"""What a step leaves behind: one line for people and CloudWatch, one JSON line, TensorBoard scalars, a progress bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smtrain.engine.base import StepResult
+from smtrain.facts import instance
+
+
+def peak_flops(instance_type: str) -> float:
+    """Dense matrix-multiply peak of one training process, in operations a second.
+
+    Neuron cores: the table in facts/instances.toml. Anything else has no number we could cite, so a square matrix
+    multiplication in the training's own thread count is timed here, and MFU is relative to that.
+    """
+    row = instance(instance_type)
+    if row and torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator()):
+        return float(row["core_tflops"]) * 1e12
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    n = 512 if device is None or device.type == "cpu" else 4096
+    a = torch.randn(n, n, device=device, dtype=torch.float32 if n == 512 else torch.bfloat16)
+    best = 0.0
+    for _ in range(8):
+        began = time.perf_counter()
+        (a @ a).sum().item()
+        best = max(best, 2 * n**3 / (time.perf_counter() - began))
+    return best
+
+
+class MetricsLog:
+    """Writes the records of one rank (rank 0); every other rank has none."""
+
+    def __init__(
+        self, folder: Path, *, total_steps: int, first_step: int, tokens_per_step: int,
+        flops_per_token: float, peak: float,
+    ) -> None:  # fmt: skip
+        """`peak` is the whole mesh's, in operations a second."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._jsonl = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        self._tokens, self._flops, self._peak = tokens_per_step, flops_per_token, peak
+        self._since, self._last_step = time.perf_counter(), first_step - 1
+        self._total = total_steps
+        self._bar: Any = None
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, TextColumn("{task.fields[loss]}"))
+            self._task = self._bar.add_task("train", total=total_steps, completed=first_step - 1, loss="")
+            self._bar.start()
+
+    def log(self, step: int, result: StepResult, lr: float) -> None:
+        """Record one step; rates are the mean since the record before."""
+        now = time.perf_counter()
+        rate = self._tokens * (step - self._last_step) / (now - self._since)
+        self._since, self._last_step = now, step
+        record = {
+            "step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr,
+            "tokens_per_s": rate, "mfu": rate * self._flops / self._peak,
+        }  # fmt: skip
+        line = (
+            f"step={step} loss={result.loss:.6f} grad_norm={result.grad_norm:.4f} lr={lr:.4e} "
+            f"tokens_per_s={rate:.1f} mfu={record['mfu']:.4f} of={self._total}"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, loss=f"loss {result.loss:.4f}")
+            self._bar.console.print(line, highlight=False, soft_wrap=True)
+        else:
+            # One write: a log collector must never see half a line.
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        self._jsonl.write(json.dumps(record) + "\n")
+        self._jsonl.flush()
+        for name, value in record.items():
+            if name != "step":
+                self._board.add_scalar(f"train/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._jsonl.close()
+        self._board.close()

@@ -1,0 +1,47 @@
+"""Where a run goes on: the newest whole checkpoint that every host has, if it belongs to this run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from smtrain.checkpoint.native import whole_checkpoints
+from smtrain.config import JobConfig
+from smtrain.config.schema import digest
+from smtrain.data.manifest import Manifest
+from smtrain.errors import CheckpointError
+
+
+def newest_common(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole on the disk of every host. Collective."""
+    mine = {path.name: path for path in whole_checkpoints(folder)}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, sorted(mine))
+    common = set(mine).intersection(*map(set, everyone))
+    return mine[max(common)] if common else None
+
+
+def position(config: JobConfig, manifest: Manifest, samples: int) -> dict[str, Any]:
+    """The caller's part of a checkpoint: where in the data the run is, and what that position depends on."""
+    return {
+        "samples": samples,
+        "seq_len": config.train.seq_len,
+        "seed": config.train.seed,
+        "data": digest(manifest.files),
+    }
+
+
+def check_position(path: Path, state: dict[str, Any], expected: dict[str, Any]) -> int:
+    """Samples consumed so far; raises `CheckpointError` where data, order or cut are not those of the checkpoint."""
+    words = {"seq_len": "train.seq_len", "seed": "train.seed", "data": "the prepared data"}
+    for key, word in words.items():
+        if state.get(key) != expected[key]:
+            found = "" if key == "data" else f" ({json.dumps(state.get(key))} there, {json.dumps(expected[key])} here)"
+            raise CheckpointError(
+                f"{path.name}: was written with another value of {word}{found}, so its place in the data means "
+                "nothing here; restore that value, or give the run another name"
+            )
+    return int(state["samples"])

@@ -1,0 +1,85 @@
+"""Put a training process together from its config and its container, and run it."""
+
+from __future__ import annotations
+
+import json
+
+from smtrain.checkpoint.open import open_weights
+from smtrain.config import JobConfig
+from smtrain.container import Container
+from smtrain.data.loader import TokenLoader
+from smtrain.data.manifest import Manifest
+from smtrain.engine.base import OptimizerOptions, ParallelOptions
+from smtrain.engine.native import NativeEngine, init_distributed
+from smtrain.errors import CheckpointError
+from smtrain.model.families import ModelShape
+from smtrain.train.loop import StopRequest, train
+from smtrain.train.metrics import MetricsLog, peak_flops
+from smtrain.train.resume import check_position, newest_common, position
+
+
+def start(config: JobConfig, container: Container) -> None:
+    """Train until `train.steps`, from the newest whole checkpoint if there is one. Collective: every rank calls it."""
+    stop = StopRequest()
+    init_distributed()
+    options, parallel = config.train, config.parallel
+    described = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
+    data = container.channel("data")
+    manifest = Manifest.load(data)
+    weights = None
+    resumed_from = newest_common(container.checkpoint_dir)
+    if resumed_from and not config.checkpoint.resume:
+        raise CheckpointError(
+            f"checkpoint.resume: is false, but the run has checkpoints up to {resumed_from.name}; "
+            "set it to true to go on, or give the run another name to begin anew"
+        )
+    if config.model.init == "weights" and resumed_from is None:
+        weights = open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
+    engine = NativeEngine(
+        described,
+        ParallelOptions(
+            tp=parallel.tp, pp=parallel.pp, dp=config.dp, micro_batch_size=parallel.micro_batch_size,
+            sequence_parallel=parallel.sequence_parallel,
+            activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
+        ),
+        OptimizerOptions(
+            betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, grad_clip=options.grad_clip
+        ),
+        weights,
+        options.seed,
+    )  # fmt: skip
+    loader = TokenLoader(
+        data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
+        dp_size=engine.dp_size, seed=options.seed, vocab_size=ModelShape.from_config(described).vocab,
+    )  # fmt: skip
+    first_step, samples = 1, 0
+    if resumed_from:
+        state = engine.load(resumed_from)
+        samples = check_position(resumed_from, state, position(config, manifest, 0))
+        first_step = int(resumed_from.name.removeprefix("step_")) + 1
+    log = None
+    if engine.rank == 0:
+        _announce(config, engine.parameters, resumed_from.name if resumed_from else None)
+        log = MetricsLog(
+            container.output_data_dir, total_steps=options.steps, first_step=first_step,
+            tokens_per_step=options.global_batch_size * options.seq_len,
+            flops_per_token=ModelShape.from_config(described).flops_per_token(options.seq_len),
+            peak=peak_flops(config.compute.instance_type) * engine.world_size,
+        )  # fmt: skip
+    train(
+        config, engine, loader, checkpoints=container.checkpoint_dir, first_step=first_step, samples=samples,
+        position=lambda n: position(config, manifest, n), log=log, stop=stop,
+    )  # fmt: skip
+    if log:
+        log.close()
+    engine.close()
+
+
+def _announce(config: JobConfig, parameters: int, resumed_from: str | None) -> None:
+    origin = f"checkpoint {resumed_from}" if resumed_from else config.model.init
+    print(
+        f"{parameters / 1e6:.1f} M parameters, tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp}, "
+        f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
+        f"{config.train.precision}, from {origin}",
+        flush=True,
+    )
