@@ -1,0 +1,49 @@
+"""What a job leaves: /opt/ml/model and /opt/ml/output/data of all hosts, merged, to the request's S3OutputPath."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from smtrain.local.files import split_uri
+
+
+def merged(folders: list[Path]) -> dict[str, Path]:
+    """Relative name -> file over all hosts' folders; the first host that has a name wins."""
+    files: dict[str, Path] = {}
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for name in sorted(names):
+                path = Path(parent, name)
+                if path.is_file():
+                    files.setdefault(path.relative_to(folder).as_posix(), path)
+    return dict(sorted(files.items()))
+
+
+def upload(
+    client: Any, request: dict[str, Any], what: str, archive: str, folders: list[Path], work: Path
+) -> str | None:
+    """Upload one artefact; gives its URI, or None when the hosts left nothing.
+
+    `what` is the folder name for CompressionType NONE (model, data), `archive` the tar.gz name otherwise.
+    """
+    output = request["OutputDataConfig"]
+    base = f"{output['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/output"
+    bucket, prefix = split_uri(base)
+    files = merged(folders)
+    if not files:
+        return None
+    if output.get("CompressionType") == "NONE":
+        for name, path in files.items():
+            client.upload_file(str(path), bucket, f"{prefix}/{what}/{name}")
+        return f"{base}/{what}/"
+    packed = work / archive
+    # Level 1: weights hardly compress, and a laptop waits for this.
+    with tarfile.open(packed, "w:gz", compresslevel=1, dereference=True) as tar:
+        for name, path in files.items():
+            tar.add(path, arcname=name, recursive=False)
+    client.upload_file(str(packed), bucket, f"{prefix}/{archive}")
+    packed.unlink()
+    return f"{base}/{archive}"

@@ -1,0 +1,97 @@
+"""Object bodies as files: written beside and renamed, never changed afterwards, read in ranges without loading them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+CHUNK = 1 << 18
+
+
+class Blob:
+    """A range of a stored file, as the body of an answer: sized, sliceable, iterated in chunks, then closed."""
+
+    def __init__(self, path: Path, start: int = 0, length: int | None = None) -> None:
+        self.path, self.start = path, start
+        self._handle = open(path, "rb", buffering=0)
+        size = os.fstat(self._handle.fileno()).st_size
+        self._length = size - start if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> Blob:
+        begin, end, _ = part.indices(self._length)
+        return Blob(self.path, self.start + begin, max(0, end - begin))
+
+    def __iter__(self) -> Iterator[bytes]:
+        position, left = self.start, self._length
+        while left:
+            chunk = os.pread(self._handle.fileno(), min(CHUNK, left), position)
+            if not chunk:
+                raise OSError(f"{self.path} is shorter than its record says")
+            yield chunk
+            position, left = position + len(chunk), left - len(chunk)
+        self.close()
+
+    def close(self) -> None:
+        self._handle.close()
+
+
+class BlobFolder:
+    """The files of all object bodies. A file that no record names is removed at the next start."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        return self.root / name[:2] / name
+
+    def write(self, chunks: Iterable[bytes]) -> tuple[Path, str]:
+        """Store the chunks; gives the file and the MD5 (hex) of what was written."""
+        path = self._new()
+        beside = path.with_suffix(".part")
+        digest = hashlib.md5(usedforsecurity=False)
+        # No fsync: what must survive is a kill of the server, not a loss of power, and every PUT would wait for it.
+        with open(beside, "wb", buffering=0) as handle:
+            for chunk in chunks:
+                view = memoryview(chunk)
+                digest.update(view)
+                while view:
+                    view = view[handle.write(view) :]
+        os.replace(beside, path)
+        return path, digest.hexdigest()
+
+    def join(self, parts: list[Path]) -> Path:
+        """Store the concatenation of files."""
+        path = self._new()
+        beside = path.with_suffix(".part")
+        with open(beside, "wb") as handle:
+            for part in parts:
+                with open(part, "rb") as source:
+                    shutil.copyfileobj(source, handle, 1 << 20)
+        os.replace(beside, path)
+        return path
+
+    def link(self, source: Path) -> Path:
+        """A second name for a body: a copy that costs nothing, since bodies never change."""
+        path = self._new()
+        os.link(source, path)
+        return path
+
+    def sweep(self, used: set[str]) -> None:
+        """Remove every file that is not named in `used`."""
+        for folder in self.root.iterdir():
+            for file in folder.iterdir():
+                if file.name not in used:
+                    file.unlink()
+
+    def _new(self) -> Path:
+        path = self.path(uuid.uuid4().hex)
+        path.parent.mkdir(exist_ok=True)
+        return path

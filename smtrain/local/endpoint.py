@@ -1,0 +1,245 @@
+"""Find, start and end the control plane of a home folder, and talk to it whatever the user's AWS settings are."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.errors import LocalError
+
+if TYPE_CHECKING:
+    import boto3
+
+ACCOUNT = "123456789012"
+REGION = "us-east-1"
+BUCKET = "smtrain-local"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/smtrain-local"
+READY_PATH = "/smtrain/ready"
+START_SECONDS = 60.0
+IDLE_EXIT_SECONDS = 4 * 3600
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A running control plane. The access key is made per home: without it the server refuses to answer."""
+
+    url: str
+    region: str
+    account: str
+    bucket: str
+    role: str
+    home: Path
+    pid: int
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+
+    def environment(self) -> dict[str, str]:
+        """Variables that point boto3, the SageMaker SDK and s3fs here, over whatever AWS_* the process had.
+
+        Empty and /dev/null values switch off a user's session token and credential files.
+        """
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_SESSION_TOKEN": "",
+            "AWS_SECURITY_TOKEN": "",
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            # A profile of ours, since an empty AWS_PROFILE is an error to botocore and a user's must not win.
+            "AWS_PROFILE": "smtrain",
+            "AWS_DEFAULT_PROFILE": "smtrain",
+            "AWS_CONFIG_FILE": str(state_folder(self.home) / "aws_config"),
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
+        }
+
+    def session(self) -> boto3.Session:
+        """A boto3 session all of whose clients and resources talk to this endpoint and to nothing else."""
+        return _local_session(self)
+
+
+def _local_session(endpoint: Endpoint) -> boto3.Session:
+    import boto3
+    import botocore.session
+    from botocore.config import Config
+
+    # Neither the user's profile nor their files are looked at; a proxy would send 127.0.0.1 elsewhere.
+    isolated = botocore.session.Session(
+        session_vars={
+            "profile": (None, None, None, None),
+            "config_file": (None, None, os.devnull, None),
+            "credentials_file": (None, None, os.devnull, None),
+        }
+    )
+    ours = Config(proxies={}, max_pool_connections=32)
+
+    class LocalSession(boto3.Session):
+        def client(self, *args: Any, **kwargs: Any) -> Any:
+            return super().client(*args, **_pointed_here(kwargs))
+
+        def resource(self, *args: Any, **kwargs: Any) -> Any:
+            return super().resource(*args, **_pointed_here(kwargs))
+
+    def _pointed_here(kwargs: dict[str, Any]) -> dict[str, Any]:
+        asked = kwargs.get("config")
+        config = ours.merge(asked) if asked is not None else ours
+        return {**kwargs, "endpoint_url": endpoint.url, "config": config}
+
+    return LocalSession(
+        botocore_session=isolated,
+        aws_access_key_id=endpoint.access_key,
+        aws_secret_access_key=endpoint.secret_key,
+        region_name=endpoint.region,
+    )
+
+
+def home_folder(home: Path | None = None) -> Path:
+    """The given home, else $SMTRAIN_HOME, else ~/.smtrain, as an absolute path."""
+    chosen = home if home is not None else Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")
+    return Path(chosen).expanduser().absolute()
+
+
+def state_folder(home: Path) -> Path:
+    """Where the control plane of `home` keeps everything."""
+    return home / "local"
+
+
+def running(home: Path | None = None) -> Endpoint | None:
+    """The endpoint of this home's server if it answers now, else None (no file, dead or other process)."""
+    folder = home_folder(home)
+    try:
+        written = json.loads((state_folder(folder) / "endpoint.json").read_text())
+        known = {f.name for f in dataclasses.fields(Endpoint)}
+        endpoint = Endpoint(**{k: v for k, v in written.items() if k in known and k != "home"}, home=folder)
+    except (OSError, ValueError, TypeError):
+        return None
+    return endpoint if _answers(endpoint) else None
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    """Whether the very process that wrote the file answers at its address."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(endpoint.url + READY_PATH, timeout=10) as reply:
+            return bool(json.load(reply).get("pid") == endpoint.pid)
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def ensure_running(home: Path | None = None) -> Endpoint:
+    """The running control plane of this home, started as a daemon if there is none.
+
+    Raises LocalError when it cannot be started; the message ends with the last line of its log.
+    """
+    found = running(home)
+    if found:
+        return found
+    folder = home_folder(home)
+    state = state_folder(folder)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        state.chmod(0o700)
+    except OSError as error:
+        raise LocalError(
+            f"the local control plane cannot keep its state in {state} ({error.strerror}); "
+            "set SMTRAIN_HOME to a folder you can write"
+        ) from None
+    with _exclusively(state / "start.lock"):
+        return running(folder) or _start(folder)
+
+
+def _start(home: Path) -> Endpoint:
+    state = state_folder(home)
+    package_parent = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "smtrain.local.serve", "--home", str(home)]
+    command += ["--idle-exit", str(IDLE_EXIT_SECONDS)]
+    log_path = state / "server.log"
+    with open(log_path, "ab") as log:
+        started = log.tell()
+        process = subprocess.Popen(
+            command,
+            cwd=package_parent,
+            env=server_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        endpoint = running(home)
+        if endpoint and endpoint.pid == process.pid:
+            _forget(process)
+            return endpoint
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    with open(log_path, errors="replace") as log_text:
+        log_text.seek(started)
+        lines = [line.strip() for line in log_text if line.strip()]
+    last = lines[-1] if lines else f"no answer within {START_SECONDS:.0f} s"
+    raise LocalError(f"the local control plane did not start (see {log_path}): {last}")
+
+
+def _forget(process: subprocess.Popen[bytes]) -> None:
+    """The daemon outlives us by design, so its Popen must not warn about that when it is collected."""
+    process.returncode = 0
+
+
+def server_environment() -> dict[str, str]:
+    """The caller's environment without anything that could lead the server to real AWS or into a proxy."""
+    dropped = ("AWS_", "MOTO_", "SMTRAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    return {k: v for k, v in os.environ.items() if not k.upper().startswith(dropped)}
+
+
+def shut_down(home: Path | None = None) -> None:
+    """End the server of this home and wait for it; jobs that run are failed at the next start. No server: no-op."""
+    endpoint = running(home)
+    if endpoint is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(endpoint.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while _alive(endpoint.pid):
+        if time.monotonic() > deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(endpoint.pid, signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _exclusively(path: Path) -> Iterator[None]:
+    import fcntl
+
+    with open(path, "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

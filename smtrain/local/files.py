@@ -1,0 +1,35 @@
+"""Small file helpers of the control plane."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside, fsync, rename: a reader sees the old text or the new one. Mode 0600."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def within(folder: Path, relative: str) -> Path:
+    """`folder/relative`, refusing (ValueError) names that would lead out of the folder."""
+    parts = [part for part in relative.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in relative:
+        raise ValueError(f"the name {relative!r} leads out of {folder}")
+    return folder.joinpath(*parts)
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """s3://bucket/some/key -> (bucket, some/key)."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key

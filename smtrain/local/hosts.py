@@ -1,0 +1,200 @@
+"""One instance of a job, as the control plane sees it: its folders, its config files, its supervisor, its log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from smtrain.local.channels import Channel, describe_inputs
+from smtrain.local.endpoint import REGION, Endpoint, server_environment
+from smtrain.local.files import within
+from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.logstream import HostLog
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+FOLDERS = ("input/config", "input/data", "model", "output/data", "output/intermediate", "checkpoints", "code", ".tmp")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a host: `ready` with the supervisor's report, or `exit` with a code."""
+
+    host: Host
+    kind: str
+    value: Any
+
+
+class Host:
+    """A host's /opt/ml lies in `<job>/hosts/<name>/ml` and is gone when the job has ended."""
+
+    def __init__(self, job: Job, rank: int, endpoint: Endpoint, events: Queue[Event | None]) -> None:
+        self.job, self.rank, self.endpoint, self.events = job, rank, endpoint, events
+        everyone = hosts_of(job.request)
+        self.name, self.instance_type, self.group = everyone[rank]
+        self.names = [name for name, _, _ in everyone]
+        self.folder = job.folder / "hosts" / self.name
+        self.ml = self.folder / "ml"
+        self.log = HostLog(job, f"{self.name}-{int(time.time())}")
+        self.exit_code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._threads: list[threading.Thread] = []
+
+    def prepare(self) -> None:
+        """Lay out /opt/ml and input/config as on an instance."""
+        for name in FOLDERS:
+            (self.ml / name).mkdir(parents=True, exist_ok=True)
+        request = self.job.request
+        groups: dict[str, dict[str, Any]] = {}
+        for name, kind, group in hosts_of(request):
+            entry = groups.setdefault(group, {"instance_group_name": group, "instance_type": kind, "hosts": []})
+            entry["hosts"].append(name)
+        resources = {
+            "current_host": self.name,
+            "current_instance_type": self.instance_type,
+            "current_group_name": self.group,
+            "hosts": self.names,
+            "instance_groups": list(groups.values()),
+            "network_interface_name": "lo",
+        }
+        for name, content in (
+            ("hyperparameters", request.get("HyperParameters") or {}),
+            ("resourceconfig", resources),
+            ("inputdataconfig", describe_inputs(request)),
+        ):
+            (self.ml / f"input/config/{name}.json").write_text(json.dumps(content))
+        known = "".join(f"127.0.0.1 {name}\n" for name in self.names)
+        (self.folder / "etc_hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
+
+    def channel_folder(self, name: str) -> Path:
+        return self.ml / "input" / "data" / name
+
+    def path_of(self, absolute: str) -> Path:
+        """Where a path below /opt/ml of this host lies on the machine."""
+        return within(self.ml, absolute.removeprefix("/opt/ml/"))
+
+    def start(self, argv: list[str], port: int, lazy: list[Channel], namespaces: bool) -> None:
+        """Start the supervisor; a `ready` event follows, and after go() an `exit` event."""
+        spec = {
+            "ml": str(self.ml),
+            "hosts_file": str(self.folder / "etc_hosts"),
+            "hostname": self.name,
+            "namespaces": namespaces,
+            "package_parent": str(PACKAGE_PARENT),
+            "argv": argv,
+            "env": self._environment(port),
+            "fastfile": {channel.name: self._fastfile(channel) for channel in lazy},
+        }
+        spec_path = self.folder / "spec.json"
+        spec_path.write_text(json.dumps(spec))
+        output, output_end = os.pipe()
+        status, status_end = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "smtrain.local.sandbox", str(spec_path), str(status_end)],
+                cwd=PACKAGE_PARENT,
+                env=server_environment(),
+                stdin=subprocess.PIPE,
+                stdout=output_end,
+                pass_fds=[status_end],
+                start_new_session=True,
+            )
+        finally:
+            os.close(output_end)
+            os.close(status_end)
+        for target, descriptor in ((self.log.pump, output), (self._follow, status)):
+            thread = threading.Thread(target=target, args=(descriptor,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _environment(self, port: int) -> dict[str, str]:
+        """What the leader sees: nothing of the shell that started the control plane but HOME and the language."""
+        inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL") if k in os.environ}
+        system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return {
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            **inherited,
+            "PATH": f"{Path(sys.executable).parent}:{system}",
+            **self.endpoint.environment(),
+            **(self.job.request.get("Environment") or {}),
+            "TRAINING_JOB_NAME": self.job.name,
+            "TRAINING_JOB_ARN": self.job.arn,
+            "AWS_REGION": REGION,
+            "SMTRAIN_MASTER_PORT": str(port),
+        }
+
+    def _fastfile(self, channel: Channel) -> dict[str, Any]:
+        mountpoint = self.channel_folder(channel.name)
+        mountpoint.mkdir(parents=True, exist_ok=True)
+        inside = f"/opt/ml/input/data/{channel.name}"
+        spec = self.folder / f"fastfile-{channel.name}.json"
+        entries = [astuple(entry) for entry in channel.entries]
+        spec.write_text(json.dumps({"bucket": channel.bucket, "entries": entries, "mountpoint": inside}))
+        return {
+            "command": [sys.executable, "-m", "smtrain.local.fastfile", str(spec)],
+            "env": {**server_environment(), **self.endpoint.environment()},
+            "mountpoint": inside,
+            "log": str(self.folder / f"fastfile-{channel.name}.log"),
+        }
+
+    def _follow(self, descriptor: int) -> None:
+        """Turn the supervisor's status lines into events; its end without a word is exit 137, as for a killed one."""
+        with os.fdopen(descriptor) as lines:
+            for line in lines:
+                message = json.loads(line)
+                if "ready" in message:
+                    self.events.put(Event(self, "ready", message["ready"]))
+                else:
+                    self.exit_code = message["exit"]
+        assert self._process is not None
+        self._process.wait()
+        self.exit_code = 137 if self.exit_code is None else self.exit_code
+        self.events.put(Event(self, "exit", self.exit_code))
+
+    def go(self) -> None:
+        self._tell(b"go\n")
+
+    def terminate(self) -> None:
+        """SIGTERM to the leader alone."""
+        self._tell(b"term\n")
+
+    def kill(self) -> None:
+        """SIGKILL to everything the host runs."""
+        self._tell(b"kill\n")
+
+    def _tell(self, command: bytes) -> None:
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                self._process.stdin.write(command)
+                self._process.stdin.flush()
+
+    def join(self) -> None:
+        """End a supervisor that never got its `go`, and wait until all output is in the log."""
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join()
+
+    def failure(self) -> str:
+        """What the script wrote to /opt/ml/output/failure, else its last line of output."""
+        with contextlib.suppress(OSError):
+            with open(self.ml / "output" / "failure", errors="replace") as text:
+                if said := text.read(1024).strip():
+                    return said
+        return self.log.last_line
+
+    def discard(self) -> None:
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

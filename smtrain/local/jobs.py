@@ -1,0 +1,174 @@
+"""What the control plane knows of a training job: request, status, times. One JSON file per job, rewritten whole."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from smtrain.local.files import write_atomically
+
+ENDED = ("Completed", "Failed", "Stopped")
+REASON_LIMIT = 1024
+# Describe's words for a secondary status, as in a real job's transitions.
+MESSAGES = {
+    "Starting": "Starting the training job",
+    "Downloading": "Downloading input data",
+    "Training": "Training in-progress.",
+    "Uploading": "Uploading generated training model",
+    "Stopping": "Stopping the training job",
+    "Completed": "Training job completed",
+    "Failed": "Training job failed",
+    "Stopped": "Training job stopped",
+    "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
+}
+
+
+class Job:
+    """A job's record. Times are seconds since the epoch; every change is on disk before the method returns."""
+
+    def __init__(self, request: dict[str, Any], arn: str, folder: Path, state: dict[str, Any] | None = None) -> None:
+        self.request, self.arn, self.folder = request, arn, folder
+        self.lock = threading.RLock()
+        now = time.time()
+        self.tags: list[dict[str, str]] = list(request.get("Tags") or [])
+        self.state: dict[str, Any] = state or {
+            "status": "InProgress",
+            "secondary": "Starting",
+            "created": now,
+            "modified": now,
+            "transitions": [_transition("Starting", now)],
+            "training_start": None,
+            "training_end": None,
+            "failure_reason": None,
+            "artifacts": None,
+            "metrics": {},
+        }
+
+    @property
+    def name(self) -> str:
+        return str(self.request["TrainingJobName"])
+
+    @property
+    def status(self) -> str:
+        return str(self.state["status"])
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def response_object(self) -> dict[str, Any]:
+        """moto's Search reads this."""
+        return self.describe()
+
+    def save(self) -> None:
+        with self.lock:
+            kept = {"request": self.request, "arn": self.arn, "tags": self.tags, "state": self.state}
+            write_atomically(self.folder / "job.json", json.dumps(kept, indent=1))
+
+    @staticmethod
+    def load(folder: Path) -> Job:
+        kept = json.loads((folder / "job.json").read_text())
+        job = Job(kept["request"], kept["arn"], folder, kept["state"])
+        job.tags = kept["tags"]
+        return job
+
+    def move(self, secondary: str, status: str | None = None) -> None:
+        """Enter a secondary status: ends the transition before and starts a new one."""
+        with self.lock:
+            now = time.time()
+            self.state["transitions"][-1]["EndTime"] = now
+            self.state["transitions"].append(_transition(secondary, now))
+            self.state.update(secondary=secondary, modified=now, status=status or self.status)
+            if secondary == "Training":
+                self.state["training_start"] = now
+            self.save()
+
+    def finish(self, status: str, secondary: str | None = None, reason: str | None = None) -> None:
+        """Completed, Failed or Stopped, with the reason of a failure cut to what AWS keeps."""
+        with self.lock:
+            self.state["training_end"] = time.time()
+            self.state["failure_reason"] = reason[:REASON_LIMIT] if reason else None
+            self.move(secondary or status, status)
+            transition = self.state["transitions"][-1]
+            transition["EndTime"] = transition["StartTime"]
+            if reason:
+                transition["StatusMessage"] = self.state["failure_reason"]
+            self.save()
+
+    def set_artifacts(self, uri: str) -> None:
+        with self.lock:
+            self.state["artifacts"] = uri
+            self.save()
+
+    def record_metric(self, name: str, value: float, at: float) -> None:
+        """Only in memory until the next transition: a metric line must not cost a file write."""
+        with self.lock:
+            self.state["metrics"][name] = [value, at]
+
+    def summary(self) -> dict[str, Any]:
+        """The job as ListTrainingJobs shows it."""
+        full = self.describe()
+        wanted = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime")
+        return {k: full[k] for k in (*wanted, "TrainingJobStatus", "SecondaryStatus") if k in full}
+
+    def describe(self) -> dict[str, Any]:
+        """The job as DescribeTrainingJob shows it: the request in full and what became of it."""
+        with self.lock:
+            state = json.loads(json.dumps(self.state))
+        view = {k: v for k, v in self.request.items() if k != "Tags"}
+        view.update(
+            TrainingJobArn=self.arn,
+            TrainingJobStatus=state["status"],
+            SecondaryStatus=state["secondary"],
+            CreationTime=_time(state["created"]),
+            LastModifiedTime=_time(state["modified"]),
+            SecondaryStatusTransitions=[_timed(t) for t in state["transitions"]],
+            FinalMetricDataList=[
+                {"MetricName": name, "Value": value, "Timestamp": _time(at)}
+                for name, (value, at) in state["metrics"].items()
+            ],
+        )
+        if state["failure_reason"]:
+            view["FailureReason"] = state["failure_reason"]
+        if state["artifacts"]:
+            view["ModelArtifacts"] = {"S3ModelArtifacts": state["artifacts"]}
+        if state["training_start"]:
+            view["TrainingStartTime"] = _time(state["training_start"])
+        if state["training_end"]:
+            view["TrainingEndTime"] = _time(state["training_end"])
+            seconds = round(state["training_end"] - (state["training_start"] or state["training_end"]))
+            view["TrainingTimeInSeconds"] = view["BillableTimeInSeconds"] = max(1, seconds)
+        return view
+
+
+def hosts_of(request: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, instance type, group) of every instance the request asks for: algo-1, algo-2, ..."""
+    resources = request["ResourceConfig"]
+    groups = resources.get("InstanceGroups") or [
+        {
+            "InstanceGroupName": "homogeneousCluster",
+            "InstanceType": resources.get("InstanceType", "ml.local"),
+            "InstanceCount": resources.get("InstanceCount", 1),
+        }
+    ]
+    kinds = [
+        (group["InstanceType"], group["InstanceGroupName"]) for group in groups for _ in range(group["InstanceCount"])
+    ]
+    return [(f"algo-{i}", *kind) for i, kind in enumerate(kinds, 1)]
+
+
+def _transition(secondary: str, now: float) -> dict[str, Any]:
+    return {"Status": secondary, "StartTime": now, "StatusMessage": MESSAGES[secondary]}
+
+
+def _timed(transition: dict[str, Any]) -> dict[str, Any]:
+    return {k: _time(v) if k.endswith("Time") else v for k, v in transition.items()}
+
+
+def _time(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -1,0 +1,139 @@
+"""A host's output, line by line: to disk, to the CloudWatch Logs API, and through the metric expressions."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from moto.cloudwatch.models import cloudwatch_backends
+from moto.logs import models as logs
+from moto.logs.models import logs_backends
+
+from smtrain.local.endpoint import ACCOUNT, REGION
+from smtrain.local.jobs import Job
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+
+
+class HostLog:
+    """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms, line] pairs."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self.job, self.name = job, name
+        folder = job.folder / "logs"
+        folder.mkdir(exist_ok=True)
+        self._file: IO[str] = open(folder / f"{name}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        self._stream = _stream(job, name)
+        definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
+        self._metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
+        self._lock = threading.Lock()
+        self._clock = 0
+        self.last_line = ""
+
+    def write(self, lines: list[str]) -> None:
+        """Append lines, all of this moment. Timestamps never go back, so that readers see the order written."""
+        with self._lock:
+            self._clock = max(self._clock, int(time.time() * 1000))
+            self._file.writelines(json.dumps([self._clock, line]) + "\n" for line in lines)
+            self._file.flush()
+            _publish(self._stream, self._clock, lines)
+            _scan(self.job, self._metrics, self._clock, lines)
+            self.last_line = next((line.strip() for line in reversed(lines) if line.strip()), self.last_line)
+
+    def pump(self, descriptor: int) -> None:
+        """Copy everything that arrives until its last writer is gone. Lines are never cut, however long."""
+        pieces: list[bytes] = []
+        while chunk := os.read(descriptor, 1 << 16):
+            head, newline, rest = chunk.rpartition(b"\n")
+            if not newline:
+                pieces.append(chunk)
+                continue
+            whole = b"".join(pieces) + head
+            pieces = [rest] if rest else []
+            self.write([line.decode("utf-8", "replace") for line in whole.split(b"\n")])
+        if pieces:
+            self.write([b"".join(pieces).decode("utf-8", "replace")])
+        os.close(descriptor)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def replay(job: Job) -> None:
+    """Bring a job's streams and metric points back from its files, after a restart."""
+    logs.LogEvent.instances_tracked = _Forgetful()  # type: ignore[attr-defined]
+    definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
+    metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
+    for path in sorted((job.folder / "logs").glob("*.jsonl")):
+        stream = _stream(job, path.stem)
+        for stamp, lines in _batches(path):
+            _publish(stream, stamp, lines)
+            _scan(job, metrics, stamp, lines)
+
+
+class _Forgetful(list):  # type: ignore[type-arg]
+    """moto remembers every log event for ever; a server must not."""
+
+    def append(self, _: Any) -> None:
+        pass
+
+
+def _batches(path: Path) -> list[tuple[int, list[str]]]:
+    batches: list[tuple[int, list[str]]] = []
+    with open(path, encoding="utf-8") as lines:
+        for text in lines:
+            try:
+                stamp, line = json.loads(text)
+            except ValueError:  # the last line of a server that was killed while it wrote
+                continue
+            if not batches or batches[-1][0] != stamp:
+                batches.append((stamp, []))
+            batches[-1][1].append(line)
+    return batches
+
+
+def _stream(job: Job, name: str) -> Any:
+    backend = logs_backends[ACCOUNT][REGION]
+    if GROUP not in backend.groups:
+        backend.create_log_group(GROUP, {})
+    streams = backend.groups[GROUP].streams
+    full = f"{job.name}/{name}"
+    if full not in streams:
+        backend.create_log_stream(GROUP, full)
+    return streams[full]
+
+
+def _publish(stream: Any, stamp: int, lines: list[str]) -> None:
+    # Past the backend's own put_log_events, which drops what is older than 14 days and so half of a replay.
+    stream.put_log_events([{"timestamp": stamp, "message": line} for line in lines])
+
+
+def _scan(job: Job, metrics: list[tuple[str, re.Pattern[str]]], stamp: int, lines: list[str]) -> None:
+    at = datetime.datetime.fromtimestamp(stamp / 1000, datetime.timezone.utc)
+    points = []
+    for line in lines:
+        for name, pattern in metrics:
+            for match in pattern.finditer(line):
+                try:
+                    value = float(match.group(1))
+                except (ValueError, TypeError, IndexError):
+                    continue
+                job.record_metric(name, value, stamp / 1000)
+                points.append(
+                    {
+                        "MetricName": name,
+                        "Value": value,
+                        "Timestamp": at,
+                        "Unit": "None",
+                        "Dimensions": [{"Name": "TrainingJobName", "Value": job.name}],
+                    }
+                )
+    if points:
+        cloudwatch_backends[ACCOUNT][REGION].put_metric_data(NAMESPACE, points)

@@ -1,0 +1,292 @@
+"""One host of a job: a process that makes the host's world, runs the leader in it, and ends all of it.
+
+    python -m smtrain.local.sandbox SPEC.json STATUS_FD
+
+Where the kernel allows, the leader lives in its own mount, UTS and PID namespaces (and a user namespace when we are
+not root): the host's folder is /opt/ml, /etc/hosts and the host name are its own, and it is process 1, so that the
+kernel ends every process it started when it ends. Mounts vanish with the namespace; the machine is left as it was.
+Elsewhere the leader runs as a plain session leader, with SMTRAIN_ML_ROOT naming the host's folder.
+
+It reads `go`, `term` (SIGTERM to the leader alone, as `docker stop`) and `kill` from stdin. When stdin ends, the
+control plane is gone and everything is killed. It writes JSON lines to STATUS_FD: {"ready": ...} and {"exit": code}.
+Imports nothing of the package: it starts for every host and must be quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x4000000, 0x10000000, 0x20000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LINUX = sys.platform.startswith("linux")
+MOUNT_SECONDS = 20.0
+
+
+def _libc(name: str, *arguments: Any) -> None:
+    """Call a libc function; OSError with its errno when it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    def text(value: str | None) -> bytes | None:
+        return None if value is None else os.fsencode(value)
+
+    _libc("mount", text(source), text(target), text(kind), ctypes.c_ulong(flags), text(data))
+
+
+def enter_namespaces(ml: str, hosts_file: str, hostname: str) -> None:
+    """Give this process the host's view of files and names. OSError where the kernel refuses."""
+    if not LINUX:
+        raise OSError("this system has no mount namespaces")
+    flags = CLONE_NEWNS | CLONE_NEWUTS
+    user, group = os.getuid(), os.getgid()
+    if user != 0:
+        _libc("unshare", CLONE_NEWUSER | flags)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    else:
+        _libc("unshare", flags)
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    if not os.path.isdir("/opt/ml"):
+        _make_opt_ml()
+    _mount(ml, "/opt/ml", None, MS_BIND)
+    _mount(hosts_file, "/etc/hosts", None, MS_BIND)
+    _mount("tmpfs", "/dev/shm", "tmpfs", 2 | 4, "mode=1777")  # noqa: S108
+    name = hostname.encode()
+    _libc("sethostname", name, len(name))
+
+
+def _make_opt_ml() -> None:
+    """Cover /opt, in this namespace only, with a tmpfs that shows what /opt holds and an empty /opt/ml."""
+    if not os.path.isdir("/opt"):
+        raise OSError("this machine has no folder /opt to mount /opt/ml in")
+    # The tmpfs hides /opt, so what it holds is first made reachable beside: bound to a folder inside the new tmpfs
+    # once that is mounted somewhere else. /mnt or /media would do; /run always exists and is ours to cover here.
+    stage = next(folder for folder in ("/mnt", "/media", "/srv") if os.path.isdir(folder))
+    _mount("tmpfs", stage, "tmpfs", 0, "mode=755")
+    for name in os.listdir("/opt"):
+        source, target = f"/opt/{name}", f"{stage}/{name}"
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+            continue
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            open(target, "w").close()
+        _mount(source, target, None, MS_BIND | MS_REC)
+    os.mkdir(f"{stage}/ml")
+    _mount(stage, "/opt", None, MS_BIND | MS_REC)
+    _libc("umount2", stage.encode(), 2)
+
+
+class Supervisor:
+    """Makes the world of one host from its spec, then runs and ends the leader."""
+
+    def __init__(self, spec: dict[str, Any], status: int) -> None:
+        self.spec, self.status = spec, status
+        self.isolated = False
+        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.leader = 0
+        self._commands = b""
+
+    def run(self) -> None:
+        refusal: str | None = None
+        try:
+            if not self.spec["namespaces"]:
+                raise OSError("namespaces are switched off")
+            enter_namespaces(self.spec["ml"], self.spec["hosts_file"], self.spec["hostname"])
+            self.isolated = True
+        except OSError as error:
+            refusal = error.strerror or str(error)
+        mounted = {name: self._mount_channel(channel) for name, channel in self.spec["fastfile"].items()}
+        if self.isolated:
+            # After the file system daemons are up: the next child, the leader, becomes process 1.
+            with contextlib.suppress(OSError):
+                _libc("unshare", CLONE_NEWPID)
+        elif LINUX:
+            _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
+        try:
+            self._obey()
+        finally:
+            for daemon in self.daemons:
+                daemon.kill()
+                daemon.wait()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        os.write(self.status, json.dumps(message).encode() + b"\n")
+
+    def _mount_channel(self, channel: dict[str, Any]) -> str | None:
+        """Start a lazy read-only mount; gives the reason when that is not possible here."""
+        if not self.isolated:
+            return "it needs a mount namespace"
+        if not os.path.exists("/dev/fuse"):
+            return "this machine has no /dev/fuse"
+        where = channel["mountpoint"]
+        before = os.stat(where).st_dev
+        with open(channel["log"], "wb") as log:
+            daemon = subprocess.Popen(
+                channel["command"],
+                cwd=self.spec["package_parent"],
+                env=channel["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+            )
+        deadline = time.monotonic() + MOUNT_SECONDS
+        while daemon.poll() is None and time.monotonic() < deadline:
+            if os.stat(where).st_dev != before:
+                self.daemons.append(daemon)
+                return None
+            time.sleep(0.01)
+        daemon.kill()
+        daemon.wait()
+        last = Path(channel["log"]).read_text(errors="replace").strip().splitlines()
+        return last[-1] if last else f"the mount did not appear within {MOUNT_SECONDS:.0f} s"
+
+    def _obey(self) -> None:
+        """Follow commands until the leader has ended or the control plane is gone."""
+        waker, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if LINUX else os.pipe()
+        os.set_blocking(waker, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        while True:
+            ready, _, _ = select.select([0, waker], [], [])
+            if waker in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(waker, 512)
+                if self.leader and (code := self._reaped()) is not None:
+                    self._end_rest()
+                    self._say({"exit": code})
+                    return
+            if 0 in ready and not self._command():
+                self._kill()
+                self._end_rest()
+                return
+
+    def _command(self) -> bool:
+        arrived = os.read(0, 512)
+        self._commands += arrived
+        while b"\n" in self._commands:
+            command, _, self._commands = self._commands.partition(b"\n")
+            if command == b"go":
+                self.leader = self._start_leader()
+            elif command == b"term" and self.leader:
+                os.kill(self.leader, signal.SIGTERM)
+            elif command == b"kill" and self.leader:
+                self._kill()
+        return bool(arrived)
+
+    def _reaped(self) -> int | None:
+        """The leader's exit code as docker gives it (128 + signal), or None while it runs."""
+        pid, status = os.waitpid(self.leader, os.WNOHANG)
+        if pid == 0:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def _kill(self) -> None:
+        if self.leader:
+            for kill in (os.kill, os.killpg):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(self.leader, signal.SIGKILL)
+
+    def _end_rest(self) -> None:
+        """Kill what the leader left behind. In a PID namespace the kernel has done it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.leader or os.getpid() + (1 << 24), signal.SIGKILL)
+        spared = {daemon.pid for daemon in self.daemons}
+        while LINUX and (orphans := _children_of(os.getpid()) - spared):
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in orphans:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def _start_leader(self) -> int:
+        # Output of the job only: this process must not keep the pipe open after the leader's end.
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become_leader()
+            except BaseException as error:
+                os.write(1, f"smtrain: {error}\n".encode())
+            os._exit(127)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)
+        return pid
+
+    def _become_leader(self) -> None:
+        _die_with_parent()
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(1, 2)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.umask(0o022)
+        env = dict(self.spec["env"])
+        if self.isolated:
+            # Tools that read /proc must see the processes of this host. Not all containers allow it; then they see more.
+            with contextlib.suppress(OSError):
+                _libc("unshare", CLONE_NEWNS)
+                _mount("proc", "/proc", "proc", MS_NOSUID_NODEV_NOEXEC)
+            env["TMPDIR"] = "/opt/ml/.tmp"
+            os.chdir("/opt/ml/code")
+        else:
+            root = self.spec["ml"]
+            env.update(SMTRAIN_ML_ROOT=root, SMTRAIN_MASTER_ADDR="127.0.0.1", TMPDIR=f"{root}/.tmp")
+            os.chdir(f"{root}/code")
+        argv = self.spec["argv"]
+        try:
+            os.execvpe(argv[0], argv, env)
+        except FileNotFoundError:
+            raise OSError(f"ContainerEntrypoint {argv[0]!r} is not found on the PATH {env['PATH']}") from None
+
+
+def _die_with_parent() -> None:
+    if LINUX:
+        _libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _children_of(parent: int) -> set[int]:
+    children = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The command in parentheses may hold anything; the fields after it are state and parent.
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == parent:
+                    children.add(int(name))
+    return children
+
+
+def main() -> None:
+    # A terminal's Ctrl-C or a service manager's SIGTERM is the control plane's to interpret, not ours.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    Supervisor(spec, int(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The server process: moto's AWS on 127.0.0.1, our training jobs behind its SageMaker.
+
+    python -m smtrain.local.serve --home DIR [--port 0] [--idle-exit SECONDS] [--grace SECONDS]
+
+Whoever can call it can run programs as its user. So it binds 127.0.0.1 only, answers only requests that carry the
+access key of this home (other users of the machine do not have it), and none that a browser sends for a web page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from smtrain.local.endpoint import ACCOUNT, BUCKET, READY_PATH, REGION, ROLE, Endpoint, state_folder
+from smtrain.local.files import write_atomically
+
+
+class Gate:
+    """WSGI middleware: readiness for anyone, everything else only for holders of the access key."""
+
+    def __init__(self, app: Any, access_key: str) -> None:
+        self.app, self.access_key = app, access_key
+        self.last_request = time.monotonic()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ.get("PATH_INFO", "")
+        if path == READY_PATH:
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps({"pid": os.getpid()}).encode()]
+        self.last_request = time.monotonic()
+        if refusal := self._refusal(environ, path):
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [refusal.encode()]
+        return self.app(environ, start_response)
+
+    def _refusal(self, environ: dict[str, Any], path: str) -> str | None:
+        host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0]
+        if host not in ("127.0.0.1", "localhost") or "HTTP_ORIGIN" in environ:
+            return "smtrain's local control plane does not answer web pages"
+        if path.startswith("/moto-api"):
+            return "moto's own API, which can erase all state, is closed here"
+        # AWS puts the key into `Credential=KEY/date/...` of the header or of a presigned URL.
+        signed = environ.get("HTTP_AUTHORIZATION", "") + "&" + environ.get("QUERY_STRING", "")
+        marks = (f"Credential={self.access_key}/", f"Credential={self.access_key}%2F")
+        if not any(mark in signed for mark in marks):
+            return "this request does not carry the access key of this home's endpoint.json"
+        return None
+
+
+def _lock(state: Path) -> Any:
+    """Held for the life of the process: two servers must never write one state. Waits for one that is ending."""
+    handle = open(state / "serve.lock", "a")  # noqa: SIM115
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                sys.exit(f"another control plane already uses {state}; end it first with smtrain.local.shut_down()")
+            time.sleep(0.05)
+
+
+def _bind(app: Any, port: int, previous_url: str) -> Any:
+    """Bind the port asked for, else the one of the last run, so that clients survive a restart, else any."""
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
+    from werkzeug.serving import make_server
+
+    class QuietHandler(MotoRequestHandler):
+        def log_request(self, code: Any = "-", size: Any = "-") -> None:
+            pass
+
+    previous = int(previous_url.rsplit(":", 1)[1]) if previous_url else 0
+    for candidate in [port] if port else [previous, 0]:
+        # werkzeug ends the process itself when a port is taken, hence SystemExit.
+        with contextlib.suppress(OSError, SystemExit):
+            return make_server("127.0.0.1", candidate, app, threaded=True, request_handler=QuietHandler)
+    sys.exit(f"port {port} of 127.0.0.1 cannot be bound; choose another with --port")
+
+
+def _previous(state: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((state / "endpoint.json").read_text())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespaces: bool) -> None:
+    """Serve until SIGTERM, SIGINT or `idle_exit` seconds without request and job."""
+    state = state_folder(home)
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)
+    os.umask(0o077)
+    lock = _lock(state)
+    # moto's settings are read at import: no header that lets web pages in, no real account anywhere.
+    os.environ.update(
+        MOTO_DISABLE_GLOBAL_CORS="true",
+        AWS_EC2_METADATA_DISABLED="true",
+        AWS_CONFIG_FILE=os.devnull,
+        AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+    )
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    from smtrain.local import api, store
+    from smtrain.local.executor import Executor
+
+    before = _previous(state)
+    access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
+    secret_key = before.get("secret_key") or secrets.token_hex(20)
+    gate = Gate(DomainDispatcherApplication(create_backend_app), access_key)
+    server = _bind(gate, port, before.get("url", ""))
+    url = f"http://127.0.0.1:{server.server_port}"
+    endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)
+
+    store.install(state / "s3")
+    executor = Executor(endpoint, grace=grace, namespaces=namespaces)
+    api.install(executor)
+    executor.restore()
+    _make_defaults()
+    write_atomically(state / "aws_config", f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n")
+    written = {k: v for k, v in vars(endpoint).items() if k != "home"}
+
+    def leave(*_: Any) -> None:
+        threading.Thread(target=server.shutdown, daemon=True).start()
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    if idle_exit is not None:
+        threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
+    write_atomically(state / "endpoint.json", json.dumps(written))
+    server.serve_forever(poll_interval=0.05)
+    # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.
+    store.close()
+    lock.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _watch_idle(gate: Gate, executor: Any, seconds: float, leave: Any) -> None:
+    while executor.busy() or time.monotonic() - gate.last_request < seconds:
+        time.sleep(min(1.0, seconds / 4))
+    leave()
+
+
+def _make_defaults() -> None:
+    """The bucket and the role every request may name."""
+    from moto.iam.models import iam_backends
+    from moto.s3.models import s3_backends
+
+    from smtrain.local import store
+
+    if BUCKET not in s3_backends[ACCOUNT]["aws"].buckets:
+        s3_backends[ACCOUNT]["aws"].create_bucket(BUCKET, REGION)
+        store.keep(BUCKET, None)
+    trust = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "sagemaker.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+            }
+        ],
+    }
+    iam_backends[ACCOUNT]["aws"].create_role(
+        role_name=ROLE.rsplit("/", 1)[1],
+        assume_role_policy_document=json.dumps(trust),
+        path="/",
+        permissions_boundary=None,
+        description="What training jobs of smtrain's local control plane name as their role",
+        tags=[],
+        max_session_duration="3600",
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m smtrain.local.serve", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0, help="0: the port of the last run if it is free, else any")
+    parser.add_argument("--idle-exit", type=float, default=None, metavar="SECONDS")
+    parser.add_argument("--grace", type=float, default=120.0, help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces")
+    given = parser.parse_args(arguments)
+    serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces)
+
+
+if __name__ == "__main__":
+    main()

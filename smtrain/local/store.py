@@ -1,0 +1,304 @@
+"""S3 that survives a restart: moto keeps its semantics, we keep its bodies in files and its records in SQLite.
+
+`install` changes moto's FakeKey, FakeMultipart and S3Response in this process. Bodies go to `blobs/`; after every
+request that can change something, and before it is answered, the records of the keys it touched go to `index.sqlite`.
+Kept: buckets, their versioning, objects with versions, delete markers, metadata, tags, ETags, checksums.
+Lost at a restart, as nothing here needs them: multipart uploads in progress, ACLs, bucket policies and other
+bucket settings.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sqlite3
+import threading
+import zlib
+from base64 import b64encode
+from hashlib import md5
+from pathlib import Path
+from typing import Any
+
+from moto.s3 import models
+from moto.s3.responses import S3Response
+
+from smtrain.local.blobs import Blob, BlobFolder
+from smtrain.local.endpoint import ACCOUNT
+
+# What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
+KEPT = (
+    "_etag", "contentsize", "_storage_class", "_version_id", "_is_versioned", "encryption", "kms_key_id",
+    "bucket_key_enabled", "checksum_algorithm", "checksum_value", "checksum_type", "checksum_parts",
+)  # fmt: skip
+
+
+class _Request(threading.local):
+    """What the request that this thread serves has touched."""
+
+    def __init__(self) -> None:
+        self.lazy = 0
+        self.touched: set[tuple[str, str]] = set()
+        self.dropped: list[Path] = []
+
+
+class _Adopted:
+    """A body that already lies in the blob folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+class Index:
+    """One row per object version; `ordinal` keeps the order of versions of a key."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.Lock()
+        self.db = sqlite3.connect(path, check_same_thread=False)
+        self.db.executescript(
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
+            "CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, record TEXT NOT NULL);"
+            "CREATE TABLE IF NOT EXISTS objects (bucket TEXT, key TEXT, ordinal INTEGER, record TEXT NOT NULL,"
+            " PRIMARY KEY (bucket, key, ordinal));"
+        )
+
+    def put_bucket(self, name: str, record: dict[str, Any] | None) -> None:
+        with self.lock, self.db:
+            self.db.execute("DELETE FROM buckets WHERE name = ?", (name,))
+            if record is None:
+                self.db.execute("DELETE FROM objects WHERE bucket = ?", (name,))
+            else:
+                self.db.execute("INSERT INTO buckets VALUES (?, ?)", (name, json.dumps(record)))
+
+    def put_keys(self, backend: models.S3Backend, keys: set[tuple[str, str]]) -> None:
+        """Write the present state of these keys. The state is read under the lock, so the last writer is right."""
+        with self.lock, self.db:
+            for bucket, key in keys:
+                self.db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", (bucket, key))
+                if bucket not in backend.buckets:
+                    continue
+                versions = backend.buckets[bucket].keys.getlist(key, [])
+                rows = [(bucket, key, i, json.dumps(_record(backend, v))) for i, v in enumerate(versions)]
+                self.db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?)", rows)
+
+
+_request = _Request()
+_blobs: BlobFolder
+_index: Index
+
+
+def _backend() -> models.S3Backend:
+    return models.s3_backends[ACCOUNT]["aws"]
+
+
+def keep(bucket: str, key: str | None) -> None:
+    """Write down a bucket (key None) or what the present request touched, then remove bodies nobody names."""
+    backend = _backend()
+    if key is None:
+        found = backend.buckets.get(bucket)
+        record = None
+        if found:
+            record = {
+                "region": found.region_name,
+                "created": found.creation_date.isoformat(),
+                "versioning": found.versioning_status,
+            }
+        _index.put_bucket(bucket, record)
+    else:
+        _request.touched.add((bucket, key))
+    if _request.touched:
+        touched, _request.touched = _request.touched, set()
+        _index.put_keys(backend, touched)
+    dropped, _request.dropped = _request.dropped, []
+    for path in dropped:
+        path.unlink(missing_ok=True)
+
+
+def close() -> None:
+    """Fold the write-ahead log into the index; nothing may be stored afterwards."""
+    _index.lock.acquire()
+    _index.db.close()
+
+
+def _record(backend: models.S3Backend, version: Any) -> dict[str, Any]:
+    modified = version.last_modified.isoformat()
+    if isinstance(version, models.FakeDeleteMarker):
+        return {"marker": version.version_id, "modified": modified}
+    return {
+        "blob": version.blob.name,
+        "modified": modified,
+        "metadata": dict(version.metadata),
+        "tags": backend.tagger.get_tag_dict_for_resource(version.arn),
+        "attributes": {name: getattr(version, name) for name in KEPT},
+    }
+
+
+def _restore(backend: models.S3Backend) -> None:
+    used: set[str] = set()
+    for name, text in _index.db.execute("SELECT name, record FROM buckets"):
+        record = json.loads(text)
+        bucket = backend.create_bucket(name, record["region"])
+        bucket.creation_date = datetime.datetime.fromisoformat(record["created"])
+        bucket.versioning_status = record["versioning"]
+    rows = _index.db.execute("SELECT bucket, key, record FROM objects ORDER BY bucket, key, ordinal")
+    for bucket_name, key, text in rows:
+        record = json.loads(text)
+        store = backend.buckets[bucket_name].keys
+        if "marker" in record:
+            version: Any = models.FakeDeleteMarker(store.get(key))
+            version._version_id = record["marker"]
+        else:
+            path = _blobs.path(record["blob"])
+            version = models.FakeKey(
+                key, _Adopted(path), ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known"
+            )
+            vars(version).update(record["attributes"])
+            version.set_metadata(record["metadata"])
+            if record["tags"]:
+                backend.tagger.tag_resource(version.arn, [{"Key": k, "Value": v} for k, v in record["tags"].items()])
+            used.add(path.name)
+        version.last_modified = datetime.datetime.fromisoformat(record["modified"])
+        store[key] = version
+    _blobs.sweep(used)
+
+
+def install(folder: Path) -> None:
+    """Put moto's S3 onto `folder` and bring back what it holds."""
+    global _blobs, _index
+    folder.mkdir(parents=True, exist_ok=True)
+    _blobs, _index = BlobFolder(folder / "blobs"), Index(folder / "index.sqlite")
+    key: Any = models.FakeKey
+    key.value = property(_read, _write)
+    key.dispose = _dispose
+    key.__del__ = lambda self: None
+    models.FakeMultipart.complete = _complete  # type: ignore[method-assign]
+    # moto keeps every instance for its tests' sake; a server that lives for days must not.
+    for tracked in (models.FakeKey, models.FakeMultipart, models.FakeDeleteMarker):
+        tracked.instances_tracked = _Nothing()  # type: ignore[attr-defined]
+    _wrap(S3Response, "get_object", _lazily)
+    _wrap(models.S3Backend, "copy_object", _lazily)
+    _wrap(models.S3Backend, "upload_part_copy", _lazily)
+    _wrap(models.S3Backend, "put_object", _touching)
+    _wrap(models.S3Backend, "delete_object", _touching)
+    _wrap(S3Response, "key_response", _keeping)
+    _wrap(S3Response, "bucket_response", _keeping)
+    _restore(_backend())
+
+
+class _Nothing(list):  # type: ignore[type-arg]
+    def append(self, _: Any) -> None:
+        pass
+
+
+def _wrap(owner: Any, name: str, wrapper: Any) -> None:
+    setattr(owner, name, wrapper(getattr(owner, name)))
+
+
+def _lazily(method: Any) -> Any:
+    """Within this method a key's value is a Blob, not bytes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _request.lazy += 1
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _request.lazy -= 1
+
+    return run
+
+
+def _touching(method: Any) -> Any:
+    """Note which key a backend method changes: put_object(bucket, key, ...) and delete_object(bucket, key, ...)."""
+
+    def run(self: Any, bucket_name: str, key_name: str, *args: Any, **kwargs: Any) -> Any:
+        _request.touched.add((bucket_name, key_name))
+        return method(self, bucket_name, key_name, *args, **kwargs)
+
+    return run
+
+
+def _keeping(method: Any) -> Any:
+    """Write down what a changing request did before it is answered."""
+
+    def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
+        reply = method(self, request, full_url, headers)
+        if request.method in ("PUT", "POST", "DELETE"):
+            # With virtual hosts and paths alike, moto has worked out the names by now.
+            whole_bucket = method.__name__ == "bucket_response"
+            keep(self.bucket_name, None if whole_bucket else self.parse_key_name())
+        return reply
+
+    return run
+
+
+def _read(self: Any) -> Any:
+    blob = Blob(self.blob)
+    if _request.lazy:
+        return blob
+    try:
+        return b"".join(blob)
+    finally:
+        blob.close()
+
+
+def _write(self: Any, value: Any) -> None:
+    etag: str | None = None
+    if isinstance(value, _Adopted):
+        self.blob = value.path
+    elif isinstance(value, Blob) and value.start == 0 and len(value) == value.path.stat().st_size:
+        self.blob = _blobs.link(value.path)
+        if self._etag is None:
+            etag = _digest(value)
+    elif isinstance(value, Blob):
+        self.blob, etag = _blobs.write(value)
+    else:
+        self.blob, etag = _blobs.write([value.encode() if isinstance(value, str) else value])
+    if isinstance(value, Blob):
+        value.close()
+    self.contentsize = self.blob.stat().st_size
+    self._etag = self._etag or etag
+
+
+def _digest(blob: Blob) -> str:
+    digest = md5(usedforsecurity=False)
+    for chunk in blob:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _dispose(self: Any, garbage: bool = False) -> None:
+    """The body goes once the index no longer names it, so that a kill in between loses nothing."""
+    _request.dropped.append(self.blob)
+    self.disposed = True
+
+
+def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[str, str, int] | None]:
+    """moto's FakeMultipart.complete without the whole object in memory."""
+    parts: list[Any] = []
+    for number, etag in body:
+        part: Any = self.parts.get(number)
+        if part is None or part.etag.strip('"') != etag.strip('"'):
+            raise models.InvalidPart()
+        if parts and parts[-1].contentsize < models.S3_UPLOAD_PART_MIN_SIZE:
+            raise models.EntityTooSmall()
+        parts.append(part)
+    if not parts:
+        raise models.MalformedXML
+    path = _blobs.join([part.blob for part in parts])
+    digest = md5(b"".join(bytes.fromhex(part._etag) for part in parts), usedforsecurity=False)
+    checksum = _checksum(self.metadata, path)
+    for part in self.parts.values():
+        part.dispose()
+    self.parts = {}
+    return _Adopted(path), f"{digest.hexdigest()}-{len(parts)}", checksum
+
+
+def _checksum(metadata: Any, path: Path) -> tuple[str, str, int] | None:
+    """A whole-object CRC32 where one was asked for; other kinds are left out rather than wrong."""
+    if metadata.get("x-amz-checksum-algorithm") != "CRC32":
+        return None
+    if metadata.get("x-amz-checksum-type") != "FULL_OBJECT":
+        return None
+    crc = 0
+    for chunk in Blob(path):
+        crc = zlib.crc32(chunk, crc)
+    return "FULL_OBJECT", b64encode(crc.to_bytes(4, "big")).decode(), 1

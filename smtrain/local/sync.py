@@ -1,0 +1,96 @@
+"""A host's checkpoint folder and its S3 prefix: down once at the start, then up whatever changes, for ever."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+from smtrain.local.files import split_uri, within
+
+POLL_SECONDS = 1.0
+Seen = tuple[int, int]
+
+
+class CheckpointSync:
+    """Keeps `uri` equal to what this host wrote: new and changed files go up, files it had and lost are deleted.
+
+    While the job runs, a file goes up once two looks in a row saw the same size and time; files go in the order they
+    were written, so a manifest that a script writes last arrives last.
+    """
+
+    def __init__(self, client: Any, uri: str, folder: Path) -> None:
+        self.client, self.folder = client, folder
+        self.bucket, prefix = split_uri(uri)
+        self.prefix = prefix.rstrip("/") + "/" if prefix else ""
+        self._synced: dict[str, Seen] = {}
+        self._before: dict[str, Seen] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def pull(self) -> None:
+        """Copy the prefix into the folder. A prefix that holds nothing yet is a fresh start."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
+        for page in pages:
+            for item in page.get("Contents", []):
+                name = item["Key"][len(self.prefix) :]
+                if not name or name.endswith("/"):
+                    continue
+                target = within(self.folder, name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.client.download_file(self.bucket, item["Key"], str(target))
+        self._synced = self._look()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        """End the watching and bring up what is left. The host's processes must be gone."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.push(settled=True)
+
+    def push(self, settled: bool) -> None:
+        """One look and what follows from it; with `settled` every file counts as finished."""
+        now = self._look()
+        for name in self._synced.keys() - now.keys():
+            self.client.delete_object(Bucket=self.bucket, Key=self.prefix + name)
+            del self._synced[name]
+        changed = [name for name, seen in now.items() if self._synced.get(name) != seen]
+        for name in sorted(changed, key=lambda name: now[name][1]):
+            if not settled and self._before.get(name) != now[name]:
+                break  # what was written later must not overtake what is still being written
+            path = self.folder / name
+            try:
+                self.client.upload_file(str(path), self.bucket, self.prefix + name)
+            except FileNotFoundError:
+                continue
+            # If it changed during the upload, the next look sees that and sends it again.
+            self._synced[name] = now[name]
+        self._before = now
+
+    def _watch(self) -> None:
+        while not self._ended.wait(POLL_SECONDS):
+            try:
+                self.push(settled=False)
+            except Exception as error:
+                # The next look tries again, and the last one, in finish(), fails the job loudly.
+                print(f"checkpoint sync of {self.folder}: {error}", flush=True)
+
+    def _look(self) -> dict[str, Seen]:
+        """Relative name -> (size, mtime in ns) of every regular file."""
+        found: dict[str, Seen] = {}
+        for parent, _, names in os.walk(self.folder):
+            for name in names:
+                path = Path(parent, name)
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    found[path.relative_to(self.folder).as_posix()] = (status.st_size, status.st_mtime_ns)
+        return found
