@@ -1,0 +1,173 @@
+"""Megatron's indexed dataset: tokens in `PREFIX.bin`, sequences and documents in `PREFIX.idx`, byte for byte.
+
+Little-endian. The index is: magic `MMIDIDX\\0\\0`, uint64 version 1, uint8 dtype code, uint64 number of sequences n,
+uint64 number of document indices d, int32[n] lengths in tokens, int64[n] byte offsets into the .bin, int64[d] document
+index (sequence numbers at which documents start; first 0, last n) and, for multimodal data, int8[n] modes.
+NeMo, Megatron and NxDT read what is written here, and the reader here reads theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from smtrain.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Megatron's choice: uint16 below 65,500 ids, else int32."""
+    return np.dtype("<u2") if vocab_size < 65_500 else np.dtype("<i4")
+
+
+class IndexedWriter:
+    """Streams tokens into `bin_path` and leaves `idx_path` when closed without an error.
+
+    A document is one or more sequences. Empty sequences are not stored; an empty document is an entry of the document
+    index and nothing else, as Megatron's own preprocessing leaves it.
+    """
+
+    def __init__(self, bin_path: Path, idx_path: Path, dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        if self.dtype not in _CODES:
+            raise ValueError(f"{self.dtype} is not a type of the indexed format")
+        self._idx_path = idx_path
+        self._bin = bin_path.open("wb")
+        self._lengths: list[NDArray[np.int32]] = []
+        self._starts: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
+        self._modes: list[NDArray[np.int8]] = []
+        self.sequences = 0
+        self.tokens = 0
+
+    def add_document(self, sequences: list[NDArray[Any]], modes: list[int] | None = None) -> None:
+        """One document made of several sequences (sentences, or text and image parts that differ in `modes`)."""
+        kept = [i for i, part in enumerate(sequences) if len(part)]
+        if kept:
+            self._append(
+                np.concatenate([sequences[i] for i in kept]),
+                np.array([len(sequences[i]) for i in kept], np.int32),
+            )
+        if modes is not None:
+            self._modes.append(np.array([modes[i] for i in kept], np.int8))
+        self._starts.append(np.array([self.sequences], np.int64))
+
+    def add_documents(self, tokens: NDArray[Any], lengths: NDArray[Any]) -> None:
+        """Many documents of one sequence each: their tokens end to end, and int[n] lengths (0 = empty document)."""
+        stored = lengths > 0
+        starts = self.sequences + np.cumsum(stored, dtype=np.int64)
+        self._append(tokens, lengths[stored].astype(np.int32))
+        self._starts.append(starts)
+
+    def _append(self, tokens: NDArray[Any], lengths: NDArray[np.int32]) -> None:
+        if len(tokens) != int(lengths.sum(dtype=np.int64)):
+            raise ValueError("the lengths do not add up to the tokens")
+        self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        self._lengths.append(lengths)
+        self.sequences += len(lengths)
+        self.tokens += len(tokens)
+
+    def close(self) -> None:
+        """Flush both files to the disk; the index is written here."""
+        self._bin.flush()
+        os.fsync(self._bin.fileno())
+        self._bin.close()
+        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths]).astype("<i4")
+        offsets = np.zeros(len(lengths), "<i8")
+        np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
+        offsets *= self.dtype.itemsize
+        starts = np.concatenate(self._starts).astype("<i8")
+        with self._idx_path.open("wb") as idx:
+            idx.write(_HEADER.pack(MAGIC, 1, _CODES[self.dtype], len(lengths), len(starts)))
+            for column in (lengths, offsets, starts):
+                idx.write(column.data)
+            if self._modes:
+                idx.write(np.concatenate(self._modes).data)
+            idx.flush()
+            os.fsync(idx.fileno())
+
+    def __enter__(self) -> IndexedWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._bin.close()
+
+
+class IndexedDataset:
+    """A pair `PREFIX.bin` / `PREFIX.idx`, memory-mapped; raises DataError where the two are not a whole pair.
+
+    `tokens` is the whole .bin (flat), `lengths` int32[n], `offsets` int64[n] in bytes, `document_index` int64[d],
+    `modes` int8[n] or None.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.bin_path, self.idx_path = prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+        for path in (self.idx_path, self.bin_path):
+            if not path.is_file():
+                raise DataError(f"{path} is missing; an indexed dataset is a .bin and an .idx of the same name.")
+        raw = _map(self.idx_path, np.dtype("u1"))
+        if len(raw) < _HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
+            raise DataError(f"{self.idx_path} is not the index of a Megatron dataset; prepare the data again.")
+        _, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
+        if version != 1 or code not in _DTYPES:
+            raise DataError(
+                f"{self.idx_path} has version {version} and type code {code}, which are not known here; "
+                "write it with version 1 and a type code from 1 to 8."
+            )
+        self.dtype = _DTYPES[code]
+        plain = _HEADER.size + 12 * count + 8 * documents
+        if len(raw) not in (plain, plain + count):
+            raise DataError(f"{self.idx_path} has {len(raw)} bytes instead of {plain}; it is cut short or damaged.")
+        at = _HEADER.size
+        self.lengths = raw[at : at + 4 * count].view("<i4")
+        at += 4 * count
+        self.offsets = raw[at : at + 8 * count].view("<i8")
+        at += 8 * count
+        self.document_index = raw[at : at + 8 * documents].view("<i8")
+        at += 8 * documents
+        self.modes = raw[at:].view("i1") if len(raw) > at else None
+        total = int(self.lengths.sum(dtype=np.int64))
+        held = self.bin_path.stat().st_size
+        if held != total * self.dtype.itemsize:
+            raise DataError(
+                f"{self.bin_path} has {held} bytes and its index tells of {total * self.dtype.itemsize}; "
+                "prepare the data again."
+            )
+        self.tokens = _map(self.bin_path, self.dtype)
+
+    def __len__(self) -> int:
+        """The number of sequences."""
+        return len(self.lengths)
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        """Sequence `number` as a view of the file."""
+        start = int(self.offsets[number]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self.lengths[number])]
+
+
+def _map(path: Path, dtype: np.dtype) -> NDArray[Any]:
+    # an empty file cannot be mapped
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)

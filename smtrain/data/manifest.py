@@ -1,0 +1,76 @@
+"""`manifest.json` of a prepared dataset: what the tokens are, so that training can check them. Written last."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import DataError
+
+FORMAT_VERSION = 1
+NAME = "manifest.json"
+PREFIX = "tokens"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `prepare` made. The folder is a prepared dataset once this file is in it.
+
+    `vocab_size` is the tokenizer's largest id + 1, `model_vocab_size` that of the config.json beside the tokenizer
+    (None without one). `samples` are windows of `seq_len` + 1 tokens, one every `seq_len`. `sources` has a row
+    {name, bytes, documents} per file; `files` the size and SHA-256 of what was written; `bad_lines` the first few of
+    `bad_line_count`.
+    """
+
+    vocab_size: int
+    model_vocab_size: int | None
+    tokenizer_sha256: str
+    eos_id: int | None
+    append_eod: bool
+    seq_len: int
+    dtype: str
+    documents: int
+    tokens: int
+    samples: int
+    text_column: str
+    sources: list[dict[str, Any]]
+    files: dict[str, dict[str, Any]]
+    bad_line_count: int
+    bad_lines: list[str]
+    format_version: int = FORMAT_VERSION
+
+    def save(self, folder: Path) -> None:
+        """Write beside and rename: the file is whole or absent."""
+        partial = folder / f".{NAME}.partial"
+        with partial.open("w", encoding="utf-8") as handle:
+            json.dump(dataclasses.asdict(self), handle, indent=1, sort_keys=True)
+            handle.write("\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(folder / NAME)
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Raises DataError where `folder` is not a prepared dataset, or one of a format not known here."""
+        path = folder / NAME
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(
+                f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
+        version = fields.get("format_version") if isinstance(fields, dict) else None
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"{path} has format_version {version} and this smtrain reads {FORMAT_VERSION}; prepare the data again."
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        if missing := sorted(names - fields.keys()):
+            raise DataError(f"{path} lacks {', '.join(missing)}; prepare the data again.")
+        return cls(**{name: fields[name] for name in names})

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smtrain.data.indexed import IndexedDataset, IndexedWriter
+from smtrain.data.loader import TokenLoader, epoch_order
+from smtrain.data.manifest import Manifest
+from smtrain.errors import DataError
+
+SEQ_LEN = 4
+
+
+def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: int | None = 512) -> Path:
+    """A prepared dataset whose tokens count up, so that a window tells where it lies."""
+    folder.mkdir()
+    with IndexedWriter(folder / "tokens.bin", folder / "tokens.idx", "uint16") as writer:
+        writer.add_documents(np.arange(tokens) % 500, np.array([tokens // 3, tokens - tokens // 3]))
+    Manifest(
+        vocab_size=500,
+        model_vocab_size=model_vocab_size,
+        tokenizer_sha256="",
+        eos_id=0,
+        append_eod=True,
+        seq_len=seq_len,
+        dtype="uint16",
+        documents=2,
+        tokens=tokens,
+        samples=(tokens - 1) // seq_len,
+        text_column="text",
+        sources=[],
+        files={},
+        bad_line_count=0,
+        bad_lines=[],
+    ).save(folder)
+    return folder
+
+
+def load(folder: Path, batch: int, rank: int = 0, size: int = 1, seed: int = 7, **more: int) -> TokenLoader:
+    arguments = {"seq_len": SEQ_LEN, "vocab_size": 512} | more
+    return TokenLoader(folder, global_batch_size=batch, dp_rank=rank, dp_size=size, seed=seed, **arguments)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("loader") / "data", 43 * SEQ_LEN + 3)
+
+
+def global_batch(
+    folder: Path, consumed: int, batch: int, size: int, seed: int = 7
+) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = []
+    for rank in range(size):
+        loader = load(folder, batch, rank, size, seed)
+        parts.append(loader.batch(consumed))
+        loader.close()
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def test_a_batch_is_windows_of_the_file_and_the_same_shifted_by_one(folder: Path) -> None:
+    loader = load(folder, 6, rank=1, size=2)
+    inputs, labels = loader.batch(12)
+    loader.close()
+    assert inputs.dtype == labels.dtype == torch.int64
+    assert inputs.shape == labels.shape == (3, SEQ_LEN)
+    tokens = IndexedDataset(folder / "tokens").tokens.astype(np.int64)
+    for row, sample in enumerate(epoch_order(7, 0, 43)[12 + 3 : 12 + 6]):
+        start = sample * SEQ_LEN
+        assert inputs[row].tolist() == tokens[start : start + SEQ_LEN].tolist()
+        assert labels[row].tolist() == tokens[start + 1 : start + SEQ_LEN + 1].tolist()
+
+
+@given(size=st.integers(1, 8), share=st.integers(1, 5), epoch=st.integers(0, 3), seed=st.integers(0, 2**63))
+@settings(deadline=None)
+def test_all_ranks_over_an_epoch_see_every_sample_once(
+    folder: Path, size: int, share: int, epoch: int, seed: int
+) -> None:
+    batch = size * share
+    loaders = [load(folder, batch, rank, size, seed) for rank in range(size)]
+    samples = loaders[0].samples
+    stream = [
+        (consumed + rank * share + i, sample)
+        for consumed in range(0, (epoch + 1) * samples, batch)
+        for rank, loader in enumerate(loaders)
+        for i, sample in enumerate(loader.sample_ids(consumed))
+    ]
+    assert [index for index, _ in stream] == list(range(len(stream)))
+    for e in range(epoch + 1):
+        assert sorted(s for _, s in stream[e * samples : (e + 1) * samples]) == list(range(samples))
+    for loader in loaders:
+        loader.close()
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4),
+    steps=st.integers(1, 3),
+    start=st.integers(0, 200),
+)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_another_number_of_ranks_continues_exactly(folder: Path, sizes: list[int], steps: int, start: int) -> None:
+    batch, consumed = 24, start
+    for size in sizes:
+        loaders = [load(folder, batch, rank, size) for rank in range(size)]
+        for _ in range(steps):  # through the read-ahead
+            parts = [loader.batch(consumed) for loader in loaders]
+            whole = global_batch(folder, consumed, batch, 1)
+            assert torch.equal(torch.cat([p[0] for p in parts]), whole[0])
+            assert torch.equal(torch.cat([p[1] for p in parts]), whole[1])
+            consumed += batch
+        for loader in loaders:
+            loader.close()
+
+
+def test_the_order_is_frozen() -> None:
+    """A change here would make every interrupted run continue on other samples."""
+    assert epoch_order(1234, 0, 10).tolist() == FIRST
+    assert epoch_order(1234, 1, 10).tolist() == SECOND
+    assert epoch_order(-1, 0, 10).tolist() == epoch_order(2**64 - 1, 0, 10).tolist()
+
+
+FIRST = [4, 1, 6, 8, 5, 3, 7, 2, 9, 0]
+SECOND = [9, 2, 1, 3, 7, 8, 4, 0, 5, 6]
+
+
+def test_seeds_and_epochs_differ() -> None:
+    orders = {tuple(epoch_order(seed, epoch, 50).tolist()) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"seq_len 4 and train\.seq_len is 8"):
+        load(folder, 2, seq_len=8)
+    with pytest.raises(DataError, match="vocabulary of 512 and the model has 1000"):
+        load(folder, 2, vocab_size=1000)
+    free = make(tmp_path / "free", 100, model_vocab_size=None)
+    load(free, 2, vocab_size=1000).close()
+    with pytest.raises(DataError, match="vocabulary of 500 and the model has 499"):
+        load(free, 2, vocab_size=499)
+
+
+def test_what_is_no_prepared_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a prepared dataset"):
+        load(tmp_path, 2)
+    folder = make(tmp_path / "data", 100)
+    (folder / "tokens.bin").write_bytes(b"12")
+    with pytest.raises(DataError, match="has 2 bytes and its manifest tells of 200"):
+        load(folder, 2)
+    (folder / "tokens.bin").unlink()
+    with pytest.raises(DataError, match=r"tokens\.bin cannot be read"):
+        load(folder, 2)
+    for content, words in [("{", "cannot be read"), ("[]", "format_version None"), ('{"format_version": 9}', "9")]:
+        (folder / "manifest.json").write_text(content)
+        with pytest.raises(DataError, match=words):
+            load(folder, 2)
+    (folder / "manifest.json").write_text(json.dumps({"format_version": 1}))
+    with pytest.raises(DataError, match="lacks append_eod"):
+        load(folder, 2)
+
+
+def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    folder = make(tmp_path / "data", 100)
+    loader = load(folder, 24)
+    os.truncate(folder / "tokens.bin", 10)
+    with pytest.raises(DataError, match="became shorter"):
+        loader.batch(0)
+    loader.close()

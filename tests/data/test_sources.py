@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smtrain.data import sources
+from smtrain.data.sources import BadLine, blocks, find_files, read_block
+from smtrain.errors import DataError
+
+
+def read(path: Path, column: str = "text", format: sources.Format = "auto") -> tuple[list[str], list[BadLine]]:
+    texts, bad = [], []
+    for file in find_files(path, format):
+        lines = 0
+        for block in blocks(file, column):
+            found = read_block(block, column)
+            texts += found.texts
+            bad += [BadLine(b.file, b.line + lines, b.reason) for b in found.bad]
+            lines += found.lines
+    return texts, bad
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+@given(
+    st.lists(TEXT, max_size=12),
+    st.integers(1, 60),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(tmp_path_factory, texts, size, crlf) -> None:
+    folder = tmp_path_factory.mktemp("forms")
+    end = "\r\n" if crlf else "\n"
+    lines = "".join(json.dumps({"id": 1, "text": text}, ensure_ascii=False) + end for text in texts)
+    (folder / "a.jsonl").write_bytes(lines.encode())
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines.removesuffix(end).encode()))
+    pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), folder / "a.parquet", row_group_size=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "BLOCK_BYTES", size)
+        patch.setattr(sources, "_PARQUET_ROWS", size)
+        for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
+            assert read(folder / name) == (texts, [])
+            file = find_files(folder / name)[0]
+            assert sum(block.size for block in blocks(file)) <= file.bytes  # never further than the end
+
+
+def test_each_fault_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 20)
+    rows = [
+        b'{"text": "good"}',
+        b"",
+        b"{broken",
+        b'{"body": "x"}',
+        b'{"text": 7}',
+        b'{"text": null}',
+        b'["text"]',
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"text": "last"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\n".join(rows))
+    texts, bad = read(tmp_path)
+    assert texts == ["good", "last"]
+    assert [b.line for b in bad] == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert [
+        word in b.reason
+        for b, word in zip(
+            bad, ["not JSON", "'body'", "int", "null", "JSON list", "byte 11", "surrogate", "not JSON"], strict=True
+        )
+    ] == [True] * 8
+    assert str(bad[0]).startswith("a.jsonl, line 3: ")
+
+
+def test_parquet_faults(tmp_path: Path) -> None:
+    binary = pa.array([b"ok", b"\xff"]).view(pa.binary())
+    pq.write_table(pa.table({"text": pa.array(["a", None, "b"]), "n": [1, 2, 3]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": binary}), tmp_path / "b.parquet")
+    texts, bad = read(tmp_path / "a.parquet")
+    assert (texts, [(b.line, b.reason) for b in bad]) == (["a", "b"], [(2, "'the text column' is null, not a string")])
+    with pytest.raises(DataError, match="no column 'body' but text, n"):
+        read(tmp_path / "a.parquet", "body")
+    assert [b.line for b in read(tmp_path / "b.parquet")[1]] == [1, 2]
+    (tmp_path / "c.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:100])
+    with pytest.raises(DataError, match=r"c\.parquet cannot be read as Parquet"):
+        read(tmp_path / "c.parquet")
+
+
+def test_a_cut_gzip_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b"".join(json.dumps({"text": str(i) * 50}).encode() + b"\n" for i in range(500)))
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz is not a whole gzip file"):
+        read(tmp_path)
+
+
+def test_which_files_are_found(tmp_path: Path) -> None:
+    for name in ("b.txt", "sub/a.txt", "code.py", ".hidden.txt", ".git/x.txt", "rows.jsonl", "out/made.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text('{"text": "x"}')
+    names = lambda *a, **k: [f.name for f in find_files(tmp_path, *a, **k)]  # noqa: E731
+    assert names() == ["b.txt", "out/made.txt", "rows.jsonl", "sub/a.txt"]
+    assert names(exclude=tmp_path / "out") == ["b.txt", "rows.jsonl", "sub/a.txt"]
+    assert names("jsonl") == ["rows.jsonl"]
+    assert names("text") == ["b.txt", "code.py", "out/made.txt", "rows.jsonl", "sub/a.txt"]
+    assert [f.kind for f in find_files(tmp_path / "code.py", "text")] == ["text"]
+    with pytest.raises(DataError, match=r"code\.py has an ending"):
+        find_files(tmp_path / "code.py")
+    with pytest.raises(DataError, match=r"no file that ends in \.parquet"):
+        find_files(tmp_path, "parquet")
+    with pytest.raises(DataError, match="does not exist"):
+        find_files(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"data\.format is 'csv'"):
+        find_files(tmp_path, "csv")  # type: ignore[arg-type]
+
+
+def test_a_text_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("naïve\n".encode())
+    (tmp_path / "b.txt").write_bytes(b"one\ntwo\n\xe9\n")
+    assert read(tmp_path) == (["naïve\n"], [BadLine("b.txt", 3, "not UTF-8")])
