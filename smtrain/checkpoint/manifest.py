@@ -1,0 +1,205 @@
+"""When a checkpoint exists: its manifest, which is written last and lists every file with size and hash.
+
+    step_00000010/model/tp000_pp000.safetensors          weights in the training dtype, one file per (tp, pp)
+    step_00000010/optim/dp000_tp000_pp000.safetensors    optimizer state, one file per rank
+    step_00000010/manifest.json                          written by rank 0 once all files of all hosts are written
+
+A checkpoint is whole when its manifest is there and every file in it has its size. While a job runs, each host's disk
+holds only what its own ranks wrote (and the manifest only rank 0's); after a restart SageMaker brings all files to all
+hosts. Pure Python, no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+FORMAT = "smtrain-native"
+VERSION = 1
+NAME = "manifest.json"
+_STEP = re.compile(r"step_(\d{8,})")
+
+Sizes = Mapping[str, int]
+"""Relative path -> bytes of the files that exist of one checkpoint."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What rank 0 knows once every file is written."""
+
+    step: int
+    optimizer_steps: int
+    topology: dict[str, int]
+    """tp, pp, dp."""
+    precision: str
+    config: dict[str, Any]
+    """The model's config.json."""
+    flat: list[list[list[Any]]]
+    """Per stage: [name, start, numel] of every parameter in the flat optimizer buffer."""
+    shard: list[int]
+    """Per stage: the length of one data-parallel rank's part of that buffer."""
+    files: dict[str, dict[str, Any]]
+    """Relative path -> {"size": bytes, "sha256": hex}."""
+    state: dict[str, Any]
+    """The training loop's own."""
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    """Whole shape of every parameter, under its Hugging Face file name."""
+    root: str = ""
+    """The folder inside the checkpoint that holds model/ and optim/; not empty where a whole step was saved again."""
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Manifest:
+        """Raises `CheckpointError` if there is none, or it is not one that this version reads."""
+        path = checkpoint / NAME
+        try:
+            data = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{checkpoint} has no {NAME}: the checkpoint was never completed, take another"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise CheckpointError(f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder")
+        version = data.pop("version", None)
+        if version != VERSION:
+            raise CheckpointError(f"{path} has format version {version}, this smtrain reads {VERSION}: update smtrain")
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise CheckpointError(f"{path} is not complete ({error}): take another checkpoint") from None
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:08d}"
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of every checkpoint folder, whole or not, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = ((_STEP.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir())
+    return sorted((int(m[1]), p) for m, p in found if m)
+
+
+def sizes(checkpoint: Path) -> dict[str, int]:
+    """The files that this disk holds of a checkpoint."""
+    return {p.relative_to(checkpoint).as_posix(): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
+
+
+def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
+    """Why a checkpoint is not whole, None if it is. `present` are its files on all disks, this disk's by default."""
+    try:
+        files = Manifest.read(checkpoint).files
+    except CheckpointError as error:
+        return str(error)
+    present = sizes(checkpoint) if present is None else present
+    for name, about in files.items():
+        if name not in present:
+            return f"{checkpoint / name} is missing"
+        if present[name] != about["size"]:
+            return f"{checkpoint / name} has {present[name]} bytes instead of {about['size']}"
+    return None
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The whole checkpoint of the highest step; those passed over are logged with the reason.
+
+    Call it on rank 0 and share the answer: ranks of one job must load one checkpoint.
+    """
+    for _, path in reversed(checkpoints(folder)):
+        reason = fault(path)
+        if reason is None:
+            return path
+        log.warning("skipping the checkpoint %s: %s", path.name, reason)
+    return None
+
+
+def verify(checkpoint: Path) -> None:
+    """Read every file and compare its hash. Raises `CheckpointError` naming the first that differs or is missing."""
+    reason = fault(checkpoint)
+    if reason is not None:
+        raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}")
+    for name, about in Manifest.read(checkpoint).files.items():
+        with open(checkpoint / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+        if digest.hexdigest() != about["sha256"]:
+            raise CheckpointError(f"{checkpoint / name} differs from its sha256 in {NAME}: take another checkpoint")
+
+
+def surplus(folder: Path, keep: int, present: Mapping[str, Sizes] | None = None) -> list[Path]:
+    """What may go so that the newest `keep` (at least one) whole checkpoints stay: all that is older than those.
+
+    Broken ones newer than that stay, since another host may be writing them; with nothing whole, nothing goes.
+    `present` gives the files on all disks by checkpoint name.
+    """
+    if keep < 1:
+        raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
+    found = checkpoints(folder)
+    whole = [step for step, p in found if fault(p, None if present is None else present.get(p.name, {})) is None]
+    if len(whole) < keep:
+        return []
+    return [path for step, path in found if step < whole[-keep]]
+
+
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint from this disk: the manifest first, so that no half of it ever looks whole."""
+    (checkpoint / NAME).unlink(missing_ok=True)
+    if checkpoint.is_dir():
+        sync_folder(checkpoint)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int) -> list[Path]:
+    """Keep the newest `keep` whole checkpoints of a disk that holds all files; gives what was deleted."""
+    gone = surplus(folder, keep)
+    for path in gone:
+        remove(path)
+    return gone
+
+
+def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
+    """Write beside, flush to disk, rename."""
+    beside = checkpoint / f".{NAME}.part"
+    with open(beside, "w") as file:
+        file.write(manifest.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, checkpoint / NAME)
+    sync_folder(checkpoint)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and deletions in a folder last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(file: Any) -> Any:
+    digest = hashlib.sha256()
+    for block in _blocks(file):
+        digest.update(block)
+    return digest
+
+
+def _blocks(file: Any, size: int = 1 << 20) -> Iterator[bytes]:
+    while block := file.read(size):
+        yield block

@@ -1,0 +1,223 @@
+"""The native engine's checkpoint files: a streaming writer, and readers of any slice from any topology.
+
+Files are safetensors under Hugging Face names. `NativeSource` gives the weights as they were trained: bf16 from a bf16
+run, fp32 from an fp32 run. `StateReader` gives what training goes on from, in fp32: `master` (which in an fp32 run are
+the model files themselves), `exp_avg` and `exp_avg_sq`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.manifest import Manifest, fault, sync_folder
+from smtrain.errors import CheckpointError
+from smtrain.model.families import ModelShape
+
+Kind = Literal["master", "exp_avg", "exp_avg_sq"]
+KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
+Window = tuple[tuple[int, int], ...]  # (start, stop) along every dimension
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_BLOCK = 64 << 20  # bytes hashed and written at a time
+
+
+def model_file(tp: int, pp: int) -> str:
+    return f"model/tp{tp:03d}_pp{pp:03d}.safetensors"
+
+
+def optimizer_file(dp: int, tp: int, pp: int) -> str:
+    return f"optim/dp{dp:03d}_tp{tp:03d}_pp{pp:03d}.safetensors"
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Write a safetensors file beside `path`, flush it to disk and rename it there; gives its size and sha256.
+
+    Tensors (fp32 or bf16, contiguous) go out one after another and are hashed on the way, so that no second copy of
+    them is made and nothing is read back. Raises OSError as the disk does.
+    """
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        stop = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, stop]}
+        at = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.parent / f".{path.name}.part"
+    with open(beside, "wb", buffering=0) as file:
+
+        def put(block: bytes | memoryview) -> None:
+            digest.update(block)
+            while block:
+                block = block[file.write(block) :]
+
+        put(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            data = tensor.detach().cpu().view(-1).view(torch.uint8).numpy().data
+            for start in range(0, len(data), _BLOCK):
+                put(data[start : start + _BLOCK])
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    sync_folder(path.parent)
+    return {"size": 8 + len(text) + at, "sha256": digest.hexdigest()}
+
+
+class _Files:
+    """The open files of one whole checkpoint, and how its parameters are cut."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        reason = fault(checkpoint)
+        if reason is not None:
+            raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}")
+        self.manifest = Manifest.read(checkpoint)
+        self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
+        self.layout = Layout(ModelShape.from_config(self.manifest.config), self.tp, self.pp)
+        self._root = checkpoint / self.manifest.root
+        self._open: dict[str, Any] = {}
+
+    def open(self, name: str) -> Any:
+        if name not in self._open:
+            path = self._root / name
+            try:
+                self._open[name] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
+        return self._open[name]
+
+    def weights(self, name: str, window: Window | None = None) -> torch.Tensor:
+        """A window of a parameter out of the model files."""
+        pp = self.layout.stages(name)[0]
+
+        def local(tp: int, part: Window) -> torch.Tensor:
+            stored = self.open(model_file(tp, pp)).get_slice(name)
+            found: torch.Tensor = stored[tuple(slice(a, b) for a, b in part)]
+            return found
+
+        return _assemble(self.layout, name, window, local)
+
+
+def _window(shape: tuple[int, ...], dim: int | None, start: int, stop: int | None) -> Window:
+    return tuple((start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(shape))
+
+
+def _assemble(
+    layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], torch.Tensor]
+) -> torch.Tensor:
+    """Join a window of a parameter from the tensor-parallel ranks' parts; `local` reads a window of one rank's part."""
+    shape = layout.spec(name).shape
+    window = window or _window(shape, None, 0, None)
+    dim = layout.shard(name, 0).dim
+    if dim is None:
+        return local(0, window)
+    first, last = window[dim]
+    out: torch.Tensor | None = None
+    seen = set()
+    for tp in range(layout.tp):
+        shard, at = layout.shard(name, tp), 0
+        ranges = () if shard.ranges in seen else shard.ranges  # a copy of key/value heads read already
+        seen.add(shard.ranges)
+        for a, b in ranges:
+            low, high = max(a, first), min(b, last)
+            if low < high:
+                part = local(tp, (*window[:dim], (at + low - a, at + high - a), *window[dim + 1 :]))
+                if high - low == last - first:
+                    return part
+                if out is None:
+                    out = part.new_empty([stop - start for start, stop in window])
+                out.narrow(dim, low - first, high - low).copy_(part)
+            at += b - a
+    assert out is not None
+    return out
+
+
+class NativeSource:
+    """The weights of a native checkpoint as a `WeightSource`, in the dtype they were trained in.
+
+    Raises `CheckpointError` if the checkpoint is not whole. A tied head is not listed.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._files = _Files(Path(checkpoint))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._files.manifest.config
+
+    def names(self) -> list[str]:
+        return sorted(s.name for s in self._files.layout.shape.specs)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.layout.spec(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.bfloat16 if self._files.manifest.precision == "bf16" else torch.float32
+
+    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        return self._files.weights(name, _window(self.shape(name), dim, start, stop))
+
+
+class StateReader:
+    """Optimizer state and fp32 weights of a native checkpoint, cut in any new way.
+
+    Raises `CheckpointError` if the checkpoint is not whole.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._files = _Files(Path(checkpoint))
+        self.manifest = self._files.manifest
+        self._at = [{name: at for name, at, _ in table} for table in self.manifest.flat]
+
+    def read(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> torch.Tensor:
+        """What rank `tp_rank` of another `layout` holds of `name`, in fp32 and of its local shape."""
+        shard, shape = layout.shard(name, tp_rank), layout.spec(name).shape
+        if shard.dim is None:
+            return self._read(kind, name, None)
+        out = torch.zeros(layout.local_shape(name, tp_rank))
+        at = 0
+        for start, stop in shard.ranges:
+            if start < stop:
+                part = self._read(kind, name, _window(shape, shard.dim, start, stop))
+                out.narrow(shard.dim, at, stop - start).copy_(part)
+            at += stop - start
+        return out
+
+    def own_part(self, kind: Kind, dp_rank: int, tp_rank: int, pp_rank: int) -> torch.Tensor | None:
+        """One rank's flat part as it was saved; None for the master weights of an fp32 run."""
+        if kind == "master" and self.manifest.precision == "fp32":
+            return None
+        part: torch.Tensor = self._files.open(optimizer_file(dp_rank, tp_rank, pp_rank)).get_tensor(kind)
+        return part
+
+    def _read(self, kind: Kind, name: str, window: Window | None) -> torch.Tensor:
+        if kind == "master" and self.manifest.precision == "fp32":
+            return self._files.weights(name, window)
+        layout, pp = self._files.layout, self._files.layout.stages(name)[0]
+
+        def local(tp: int, part: Window) -> torch.Tensor:
+            shape = layout.local_shape(name, tp)
+            row = prod(shape[1:])
+            (a, b), columns = part[0], part[1:]
+            at = self._at[pp][name]
+            rows = self._flat(kind, tp, pp, at + a * row, at + b * row).view(b - a, *shape[1:])
+            return rows[(slice(None), *(slice(c, d) for c, d in columns))]
+
+        return _assemble(layout, name, window, local)
+
+    def _flat(self, kind: Kind, tp: int, pp: int, start: int, stop: int) -> torch.Tensor:
+        """Numbers `start:stop` of a flat buffer, across the parts of the data-parallel ranks."""
+        n = self.manifest.shard[pp]
+        parts = [
+            self._files.open(optimizer_file(dp, tp, pp)).get_slice(kind)[max(start - dp * n, 0) : min(stop - dp * n, n)]
+            for dp in range(start // n, (stop - 1) // n + 1)
+        ]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -1,0 +1,99 @@
+"""What a training engine is: the seam between the training loop and the two ways to run a parallel model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """How the model and the batch are spread; tp x pp x dp processes make the mesh, tp innermost, pp outermost."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    micro_batch_size: int = 1
+    """Samples of one forward pass of one data-parallel rank; the rest of its batch is accumulated."""
+    sequence_parallel: bool = False
+    """Cut the activations between the tensor-parallel parts along the sequence; tp must divide its length."""
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """`full` keeps only the input of each decoder layer and computes the layer again in the backward pass."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """The dtype of weights, activations and their gradients; sums of gradients and optimizer state are fp32 always."""
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """AdamW. Weight decay touches matrices (embeddings too), not norms and biases."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    """The largest gradient norm of the whole model; 0 does not clip."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step, the same numbers on every rank."""
+
+    loss: float
+    """Mean over all tokens of the global batch whose label is not -100."""
+    grad_norm: float
+    """Norm of the whole model's gradient before clipping."""
+
+
+class Engine(Protocol):
+    """A parallel model with its optimizer. Every method is collective: all ranks call it, in the same order.
+
+    Batches are those of this rank's `dp_rank`; ranks that differ in tp and pp only must pass the same one.
+    """
+
+    rank: int
+    world_size: int
+    dp_rank: int
+    dp_size: int
+    parameters: int
+    """How many numbers the whole model has."""
+
+    def step(self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float) -> StepResult:
+        """Forward, backward, clip and update.
+
+        `input_ids` and `labels` are int64 [global batch / dp, sequence]; labels are shifted by the loader already
+        (position i holds the token after position i), -100 is ignored.
+        """
+        ...
+
+    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
+        """Mean token loss of the global batch without a gradient, on every rank."""
+        ...
+
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor | None:
+        """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
+        ...
+
+    def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        """Write the checkpoint `folder/step_00000010`; `state` is the caller's, anything JSON holds.
+
+        Raises `CheckpointError` on every rank if any rank could not write; what was whole before stays whole.
+        """
+        ...
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`."""
+        ...
+
+    def prune(self, folder: Path, keep: int) -> None:
+        """Delete all but the newest `keep` whole checkpoints, and broken ones older than those.
+
+        Every host deletes on its own disk.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the process group."""
+        ...

@@ -1,0 +1,14 @@
+"""The native engine: transformers' own models under tensor, pipeline and data parallelism, in plain torch.
+
+comm       process group, device, collectives with their gradients
+stage      one (tp, pp) rank's part of the model
+pipeline   1F1B over the stages
+zero1      AdamW whose state is split over the data-parallel ranks
+engine     the three together: step, evaluate, logits
+persist    save, load and prune
+"""
+
+from smtrain.engine.native.comm import init_distributed
+from smtrain.engine.native.engine import NativeEngine
+
+__all__ = ["NativeEngine", "init_distributed"]

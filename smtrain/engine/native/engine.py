@@ -1,0 +1,115 @@
+"""The native engine: stage, pipeline and optimizer behind the `Engine` seam."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.sources import WeightSource
+from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
+from smtrain.engine.native import comm, persist
+from smtrain.engine.native.comm import IGNORED, Mesh
+from smtrain.engine.native.pipeline import Pipeline
+from smtrain.engine.native.stage import Stage
+from smtrain.engine.native.zero1 import Zero1AdamW
+from smtrain.errors import CheckpointError, ConfigError
+from smtrain.model.families import ModelShape
+
+
+class NativeEngine:
+    """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `init_distributed` joined.
+
+    `config` is the model's config.json, `weights` where its values come from, None a random start from `seed` that is
+    the same on every mesh. Raises `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on
+    every rank if the weights do not fit.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        options: ParallelOptions,
+        optimizer: OptimizerOptions,
+        weights: WeightSource | None,
+        seed: int,
+    ) -> None:
+        self.device = comm.current_device()
+        self.config, self.options = config, options
+        self.shape = ModelShape.from_config(config)
+        self.layout = Layout(self.shape, options.tp, options.pp)
+        self.mesh = Mesh(options, self.device)
+        self.rank, self.world_size = self.mesh.rank, self.mesh.world_size
+        self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
+        self.parameters = self.shape.parameters()
+        self.stage = Stage(config, self.layout, self.mesh, options)
+        fault = None
+        try:
+            self.stage.randomize(seed) if weights is None else self.stage.load(weights)
+        except CheckpointError as error:
+            fault = str(error)
+        self.mesh.agree(fault, "the weights cannot be loaded")
+        self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
+        self.pipeline = Pipeline(self.stage, self.mesh)
+
+    def step(self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float) -> StepResult:
+        inputs, targets = self._micro_batches(input_ids, labels)
+        tokens = self._tokens(labels)
+        total = self.pipeline.train(inputs, targets, 1.0 / tokens)
+        norm = self.optimizer.step(lr)
+        return StepResult(self._mean(total, tokens), float(norm))
+
+    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
+        inputs, targets = self._micro_batches(input_ids, labels)
+        return self._mean(self.pipeline.evaluate(inputs, targets), self._tokens(labels))
+
+    @torch.no_grad()
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor | None:
+        self._check_length(input_ids)
+        h = self.pipeline.hidden(input_ids.to(self.device))
+        if h is None:
+            return None
+        local = self.stage.local_logits(h).float()
+        whole = comm.all_gather(local, self.mesh.tp_group, dim=2) if self.mesh.tp > 1 else local
+        return whole[..., : self.shape.vocab].cpu()
+
+    def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        persist.save(self, Path(folder), step, state)
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        return persist.load(self, Path(checkpoint))
+
+    def prune(self, folder: Path, keep: int) -> None:
+        persist.prune(self.mesh, Path(folder), keep)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _micro_batches(self, *batches: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        self._check_length(batches[0])
+        return [torch.split(b.to(self.device), self.options.micro_batch_size) for b in batches]
+
+    def _check_length(self, input_ids: torch.Tensor) -> None:
+        length = input_ids.shape[1]
+        if self.stage.sequence_parallel and length % self.mesh.tp:
+            raise ConfigError(
+                [
+                    f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.mesh.tp} parts "
+                    "(parallel.tp): make train.seq_len a multiple of parallel.tp"
+                ]
+            )
+
+    def _tokens(self, labels: torch.Tensor) -> int:
+        """How many labels of the global batch count; at least 1, so that a batch of none has loss 0."""
+        count = (labels != IGNORED).sum().to(self.device)
+        dist.all_reduce(count, group=self.mesh.dp_group)
+        return max(1, int(count))
+
+    def _mean(self, total: torch.Tensor, tokens: int) -> float:
+        """From the sums on the last stages to the mean, on every rank."""
+        dist.all_reduce(total, group=self.mesh.dp_group)
+        dist.all_reduce(total, group=self.mesh.pp_group)
+        return float(total) / tokens

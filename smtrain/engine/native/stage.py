@@ -1,0 +1,296 @@
+"""One (tp, pp) rank's part of a Hugging Face causal LM.
+
+The model is transformers' own, built without memory on `meta`: layers of other stages are dropped, every parameter
+left gets its local shape, and tensor-parallel collectives are put at the entry of attention and MLP and behind the
+linears whose columns are cut. There is no second model code, so equality with transformers is by construction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.sources import WeightSource
+from smtrain.engine.base import ParallelOptions
+from smtrain.engine.native import comm
+from smtrain.engine.native.comm import Mesh
+from smtrain.errors import CheckpointError
+from smtrain.model.families import FAMILIES
+
+log = logging.getLogger(__name__)
+
+
+class Stage(nn.Module):
+    """The layers of pipeline rank `mesh.pp_rank`, cut for tensor-parallel rank `mesh.tp_rank`, without values yet."""
+
+    def __init__(self, config: dict[str, Any], layout: Layout, mesh: Mesh, options: ParallelOptions) -> None:
+        super().__init__()
+        self.layout, self.mesh = layout, mesh
+        self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
+        self.recompute = options.activation_checkpointing == "full"
+        self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
+        self.config = AutoConfig.for_model(**{k: v for k, v in config.items() if k != "transformers_version"})
+        for key in ("attention_dropout", "hidden_dropout"):
+            if getattr(self.config, key, 0):
+                log.warning(
+                    "config.json has %s = %s: the native engine trains without dropout", key, getattr(self.config, key)
+                )
+        with torch.device("meta"):
+            self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                self.config, attn_implementation="sdpa", dtype=self.dtype
+            )
+        # Not training mode: dropout would need random state in every checkpoint, and pre-training has none.
+        self.model.eval()
+        self._keep_own_part()
+        self._make_parameters()
+        if mesh.tp > 1:
+            self._insert_collectives()
+        self._for_length: tuple[tuple[int, int], Any] | None = None
+
+    def own(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(file name, local parameter) of what this rank holds; a tied matrix held twice by one stage comes once."""
+        for name, parameter in self.model.named_parameters():
+            yield self.layout.shape.file_name(name), parameter
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        weight: torch.Tensor = self.model.get_output_embeddings().weight
+        return weight
+
+    # Building
+
+    def _keep_own_part(self) -> None:
+        shape, base = self.layout.shape, self.model.base_model
+        theirs = {shape.file_name(n): tuple(p.shape) for n, p in self.model.named_parameters()}
+        ours = {s.name: s.shape for s in shape.specs}
+        if theirs != ours:
+            name = min(set(theirs.items()) ^ set(ours.items()))[0]
+            raise CheckpointError(
+                f"transformers builds {name} as {theirs.get(name)} and smtrain's table of {shape.family} says "
+                f"{ours.get(name)}: this config.json is not one of a plain {shape.family} model"
+            )
+        family = FAMILIES[shape.family]
+        base.layers = nn.ModuleDict({str(i): base.layers[i] for i in self.layout.layers(self.mesh.pp_rank)})
+        if not self.first:
+            setattr(base, family.embed, None)
+        if not self.last:
+            setattr(base, family.norm, None)
+            self.model.set_output_embeddings(None)
+        with self.mesh.device:
+            base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
+        self.embed: nn.Embedding | None = getattr(base, family.embed)
+        self.norm: nn.Module | None = getattr(base, family.norm)
+        self.rotary: nn.Module = base.rotary_emb
+        self.blocks = list(base.layers.values())
+
+    def _make_parameters(self) -> None:
+        """All parameters are views of one flat buffer, as long as the data-parallel ranks' equal parts of it."""
+        self.table = self.layout.flat_table(self.mesh.pp_rank)
+        padded = -(-self.table.size // self.mesh.dp) * self.mesh.dp
+        self.flat = torch.zeros(padded, dtype=self.dtype, device=self.mesh.device)
+        made: dict[str, nn.Parameter] = {}
+        for name, at, size in self.table.entries:
+            local = self.layout.local_shape(name, self.mesh.tp_rank)
+            made[name] = nn.Parameter(self.flat[at : at + size].view(local))
+        for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
+            name = self.layout.shape.file_name(module_name)
+            module, _, leaf = module_name.rpartition(".")
+            setattr(self.model.get_submodule(module), leaf, made[name])
+
+    def _insert_collectives(self) -> None:
+        layout, tp = self.layout, self.mesh.tp
+
+        def entry(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if "hidden_states" in kwargs:
+                return args, {**kwargs, "hidden_states": self._enter(kwargs["hidden_states"])}
+            return (self._enter(args[0]), *args[1:]), kwargs
+
+        for block in self.blocks:
+            attention = getattr(block, "self_attn", None) or block.attention
+            if hasattr(attention, "num_key_value_groups"):
+                held = len(layout.kv_slots(self.mesh.tp_rank))
+                attention.num_key_value_groups = layout.shape.heads // tp // held
+            for module in (attention, block.mlp):
+                module.register_forward_pre_hook(entry, with_kwargs=True)
+        for name, module in list(self.model.named_modules()):
+            weight = getattr(module, "weight", None)
+            if isinstance(module, nn.Linear) and self.layout.shard(self._file_name(f"{name}.weight"), 0).dim == 1:
+                assert weight is not None
+                parent, _, leaf = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), leaf, _RowParallel(module, self._leave))
+
+    def _file_name(self, module_name: str) -> str:
+        return self.layout.shape.file_name(module_name)
+
+    def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Whole activations for a tensor-parallel region."""
+        move = comm.gather_sequence if self.sequence_parallel else comm.copy_to
+        return move(x, self.mesh.tp_group)
+
+    def _leave(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of what the ranks of a tensor-parallel region computed."""
+        move = comm.scatter_sequence if self.sequence_parallel else comm.reduce_from
+        return move(x, self.mesh.tp_group)
+
+    # Values
+
+    @torch.no_grad()
+    def load(self, source: WeightSource) -> None:
+        """Read this rank's slices. Raises `CheckpointError` if a parameter is missing or has another shape."""
+        shape, names = self.layout.shape, set(source.names())
+        for name, parameter in self.own():
+            stored = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
+            if stored is None:
+                raise CheckpointError(
+                    f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
+                    "config.json from the same model"
+                )
+            if source.shape(stored) != self.layout.spec(name).shape:
+                raise CheckpointError(
+                    f"{stored} is {list(source.shape(stored))} in the weights and {list(self.layout.spec(name).shape)} "
+                    "by config.json: take weights and config.json from the same model"
+                )
+            self._fill(name, parameter, lambda *cut, stored=stored: source.read(stored, *cut))
+
+    @torch.no_grad()
+    def randomize(self, seed: int) -> None:
+        """Fill like transformers does from scratch: the same numbers on every mesh, one generator a parameter."""
+        deviation = getattr(self.config, "initializer_range", 0.02)
+        for name, parameter in self.own():
+            whole = self._random(name, seed, deviation)
+            self._fill(
+                name,
+                parameter,
+                lambda dim=None, start=0, stop=0, w=whole: w if dim is None else w.narrow(dim, start, stop - start),
+            )
+
+    def _random(self, name: str, seed: int, deviation: float) -> torch.Tensor:
+        shape = self.layout.spec(name).shape
+        if len(shape) == 1:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
+        padding = getattr(self.config, "pad_token_id", None)
+        if name == self.layout.shape.embed_name and self.embed is not None and self.embed.padding_idx is not None:
+            whole[padding] = 0.0
+        return whole
+
+    def _fill(self, name: str, parameter: nn.Parameter, read: Callable[..., torch.Tensor]) -> None:
+        shard = self.layout.shard(name, self.mesh.tp_rank)
+        if shard.dim is None:
+            parameter.copy_(read())
+            return
+        at = 0
+        for start, stop in shard.ranges:
+            if start < stop:
+                parameter.narrow(shard.dim, at, stop - start).copy_(read(shard.dim, start, stop))
+            at += stop - start
+        parameter.narrow(shard.dim, at, shard.size - at).zero_()
+
+    # Forward
+
+    def hidden_shape(self, input_ids: torch.Tensor) -> tuple[int, int, int]:
+        """The shape of what goes from stage to stage for a micro-batch of these ids."""
+        batch, length = input_ids.shape
+        return batch, length // (self.mesh.tp if self.sequence_parallel else 1), self.layout.shape.hidden
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        """Token ids (first stage) or hidden states in; hidden states or, on the last stage, the losses' sum out."""
+        h = self.hidden(x)
+        if not self.last:
+            return h
+        assert labels is not None
+        logits = self.local_logits(h).flatten(0, 1)
+        rows = logits.shape[-1]
+        start = self.mesh.tp_rank * rows
+        valid = max(0, min(rows, self.layout.shape.vocab - start))
+        group = self.mesh.tp_group if self.mesh.tp > 1 else None
+        return comm.cross_entropy_sum(logits, labels.flatten(), start, valid, group)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """Through this stage's layers, and the final norm on the last stage."""
+        h = self._embed(x) if self.first else x
+        length = h.shape[1] * (self.mesh.tp if self.sequence_parallel else 1)
+        positions, rotary, masks = self._of_length(h.shape[0], length)
+        for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
+            kwargs = {"attention_mask": masks[i], "position_ids": positions, "position_embeddings": rotary}
+            if self.recompute and torch.is_grad_enabled():
+                h = checkpoint(block, h, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            else:
+                h = block(h, **kwargs)
+            h = h[0] if isinstance(h, tuple) else h  # transformers 4 gives tuples
+        return self.norm(h) if self.norm is not None else h
+
+    def local_logits(self, h: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of the logits [B, S, ceil(V / tp)], the padding of the vocabulary included."""
+        return F.linear(self._enter(h) if self.mesh.tp > 1 else h, self.head_weight)
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        assert self.embed is not None
+        if self.mesh.tp == 1:
+            whole: torch.Tensor = self.embed(ids)
+            return whole
+        weight, padding = self.embed.weight, self.embed.padding_idx
+        rows = weight.shape[0]
+        start = self.mesh.tp_rank * rows
+        local = ids - start
+        here = (local >= 0) & (local < rows)
+        if padding is not None:
+            padding = padding - start if 0 <= padding - start < rows else None
+        found = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
+        return self._leave(found * here[..., None].to(found.dtype))
+
+    @torch.no_grad()
+    def _of_length(self, batch: int, length: int) -> tuple[torch.Tensor, Any, list[Any]]:
+        """Positions, rotary embeddings and each layer's mask; kept, since one shape follows another all run long."""
+        if self._for_length is None or self._for_length[0] != (batch, length):
+            positions = torch.arange(length, device=self.mesh.device)[None]
+            like = torch.empty(batch, length, 1, dtype=self.dtype, device=self.mesh.device)
+            found = positions, self.rotary(like, position_ids=positions), self._masks(like, positions)
+            self._for_length = (batch, length), found
+        return self._for_length[1]
+
+    def _masks(self, like: torch.Tensor, positions: torch.Tensor) -> list[Any]:
+        config, n = self.config, self.layout.shape.layers
+        known = inspect.signature(create_causal_mask).parameters
+        wanted = {
+            "config": config,
+            "inputs_embeds": like,
+            "input_embeds": like,  # its name in transformers 4
+            "attention_mask": None,
+            "cache_position": positions[0],
+            "past_key_values": None,
+            "position_ids": positions,
+        }
+        kwargs: Any = {k: v for k, v in wanted.items() if k in known}
+        window = self.layout.shape.sliding_window
+        types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * n
+        full = create_causal_mask(**kwargs)
+        slides = window is not None and like.shape[1] > window
+        sliding = create_sliding_window_causal_mask(**kwargs) if slides else full
+        return [sliding if kind == "sliding_attention" else full for kind in types]
+
+
+class _RowParallel(nn.Module):
+    """A linear whose columns are cut: the ranks' products are summed, then the bias is added once."""
+
+    def __init__(self, linear: nn.Linear, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight, self.bias, self._leave = linear.weight, linear.bias, leave
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._leave(F.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias

@@ -1,0 +1,157 @@
+"""AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the data-parallel ranks.
+
+A step is one reduce-scatter of fp32 gradients, an update of this rank's part of the fp32 weights, and one all-gather
+of parameters (Rajbhandari et al. 2020). In fp32 the weights are the flat buffer itself; in bf16 a master copy is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smtrain.engine.base import OptimizerOptions
+from smtrain.engine.native.comm import Mesh, gather_into, scatter_sum_into
+from smtrain.engine.native.stage import Stage
+
+_CHUNK = 4096  # of a norm in fp32: over 10 M numbers at once it is off by 4e-4
+
+
+class Zero1AdamW:
+    """The optimizer of one rank; the stage must have its values, and its gradients are the optimizer's from now on."""
+
+    def __init__(self, stage: Stage, mesh: Mesh, options: OptimizerOptions) -> None:
+        self.mesh, self.options, self.steps = mesh, options, 0
+        self.table, self.flat = stage.table, stage.flat
+        self.shard = len(self.flat) // mesh.dp
+        self.start = mesh.dp_rank * self.shard
+        own = dict(stage.own())
+        self.grad = torch.zeros(len(self.flat), dtype=torch.float32, device=mesh.device)
+        self._summed_over_tp: list[torch.Tensor] = []
+        self._summed_over_copies: list[torch.Tensor] = []
+        self._tied: torch.Tensor | None = None
+        self._weights: list[tuple[int, int, float]] = []
+        layout = stage.layout
+        for name, at, size in self.table.entries:
+            parameter, cut = own[name], layout.shard(name, mesh.tp_rank)
+            grad = self._gradient_view(parameter, at, size)
+            weight = 1.0 / cut.copies  # each number of the model counts once in the norm
+            if cut.dim is None and (cut.partial or stage.sequence_parallel):
+                self._summed_over_tp.append(grad)
+            elif cut.dim is not None and cut.copies > 1:
+                self._summed_over_copies.append(grad)
+            if len(layout.stages(name)) > 1:
+                self._tied = grad
+                weight = weight if stage.first else 0.0
+            low, high = max(at, self.start), min(at + size, self.start + self.shard)
+            if low < high and weight:
+                self._weights.append((low - self.start, high - self.start, weight))
+        self._copies_group = mesh.subgroup("tp", layout.kv_groups())
+        ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
+        self._tied_group = mesh.subgroup("pp", ends)
+        part = self.part(self.flat)
+        self.master = part if part.dtype == torch.float32 else part.float()
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        self._grad_part = torch.empty_like(self.master) if mesh.dp > 1 else self.grad
+        self._adamw = self._make_adamw()
+
+    def part(self, flat: torch.Tensor) -> torch.Tensor:
+        """This data-parallel rank's part of a flat buffer."""
+        return flat[self.start : self.start + self.shard]
+
+    def _gradient_view(self, parameter: nn.Parameter, at: int, size: int) -> torch.Tensor:
+        """Have a parameter's gradients summed into its part of the flat fp32 buffer; gives that part."""
+        grad = self.grad[at : at + size].view_as(parameter)
+        if parameter.dtype == torch.float32:
+            parameter.grad = grad
+        else:
+
+            def accumulate(p: torch.Tensor) -> None:
+                grad.add_(p.grad)  # type: ignore[arg-type]
+                p.grad = None
+
+            parameter.register_post_accumulate_grad_hook(accumulate)  # type: ignore[no-untyped-call]
+        return grad
+
+    def _make_adamw(self) -> torch.optim.AdamW:
+        cut = min(max(self.table.decayed - self.start, 0), self.shard)
+        groups, states = [], []
+        for part, decay in ((slice(0, cut), self.options.weight_decay), (slice(cut, self.shard), 0.0)):
+            if part.start < part.stop:
+                parameter = nn.Parameter(self.master[part], requires_grad=False)
+                parameter.grad = self._grad_part[part]
+                groups.append({"params": [parameter], "weight_decay": decay})
+                states.append((parameter, part))
+        fused = self.master.device.type in ("cpu", "cuda")
+        adamw = torch.optim.AdamW(groups, betas=self.options.betas, eps=self.options.eps, fused=fused)
+        for parameter, part in states:
+            adamw.state[parameter] = {
+                "step": torch.zeros((), device=self.master.device if fused else "cpu"),
+                "exp_avg": self.exp_avg[part],
+                "exp_avg_sq": self.exp_avg_sq[part],
+            }
+        return adamw
+
+    @torch.no_grad()
+    def step(self, lr: float) -> torch.Tensor:
+        """Sum gradients, clip, update, and share the new parameters; gives the norm before clipping."""
+        _all_reduce(self._summed_over_tp, self.mesh.tp_group)
+        _all_reduce(self._summed_over_copies, self._copies_group)
+        _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
+        if self.mesh.dp > 1:
+            scatter_sum_into(self._grad_part, self.grad, group=self.mesh.dp_group)
+        norm = self._norm()
+        if self.options.grad_clip:
+            self._grad_part.mul_((self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0))
+        self.steps += 1
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self.publish()
+        self.grad.zero_()
+        return norm
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the master weights to the parameters' dtype and give every data-parallel rank all of them."""
+        mine = self.part(self.flat)
+        if mine.dtype != self.master.dtype:
+            mine.copy_(self.master)
+        if self.mesh.dp > 1:
+            gather_into(self.flat, mine.clone(), group=self.mesh.dp_group)
+
+    @torch.no_grad()
+    def restore(self, steps: int) -> None:
+        """Continue after `steps` updates, once master, exp_avg and exp_avg_sq are filled."""
+        self.steps = steps
+        for state in self._adamw.state.values():
+            state["step"].fill_(steps)
+        self.publish()
+
+    def _norm(self) -> torch.Tensor:
+        """Of the whole mesh's gradient: all parts are disjoint but for copies, which are weighed."""
+        total = self._grad_part.new_zeros(())
+        for start, stop, weight in self._weights:
+            total += weight * _square_sum(self._grad_part[start:stop])
+        dist.all_reduce(total)
+        return total.sqrt()
+
+
+def _square_sum(x: torch.Tensor) -> torch.Tensor:
+    whole = x.numel() // _CHUNK * _CHUNK
+    out: torch.Tensor = torch.linalg.vector_norm(x[whole:]).square()
+    if whole:
+        out = out + torch.linalg.vector_norm(x[:whole].view(-1, _CHUNK), dim=1).square().sum()
+    return out
+
+
+def _all_reduce(views: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Sum each of `views` over the group, in one message."""
+    if not views or group is None or dist.get_world_size(group) == 1:
+        return
+    flat = torch.cat([v.reshape(-1) for v in views])
+    dist.all_reduce(flat, group=group)
+    at = 0
+    for view in views:
+        view.copy_(flat[at : at + view.numel()].view_as(view))
+        at += view.numel()

@@ -1,0 +1,253 @@
+"""The one table of model families: what each is called, which parameters it has and what part each plays.
+
+Pure Python: the client and the planner read it without torch. Names are those of the Hugging Face *files*
+(`model.safetensors`); where transformers calls a module otherwise, `file_name` translates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from smtrain.errors import CheckpointError
+
+
+class Role(Enum):
+    """What a parameter is to tensor parallelism: along which dimension, and in which unit, it is cut."""
+
+    VOCAB = "rows by vocabulary"
+    Q = "rows by query head"
+    KV = "rows by key/value head"
+    QKV = "rows by head, each head's q, k and v together (GPT-NeoX)"
+    O = "columns by query head"  # noqa: E741
+    COLUMN = "rows by intermediate unit"
+    ROW = "columns by intermediate unit"
+    HEAD_NORM = "whole on every rank, which sees its own heads only"
+    WHOLE = "whole on every rank"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One parameter of a model: its name in Hugging Face files, its role and its whole shape."""
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one model type names its parts."""
+
+    model_type: str
+    prefix: str
+    embed: str
+    norm: str
+    head: str
+    norm_bias: bool = False
+    module_names: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> the file's, where they differ
+    defaults: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what transformers takes for a key config.json leaves out
+
+
+def _llama_like(model_type: str, **defaults: Any) -> Family:
+    return Family(model_type, "model", "embed_tokens", "norm", "lm_head", defaults=defaults)
+
+
+FAMILIES: dict[str, Family] = {
+    f.model_type: f
+    for f in (
+        _llama_like("llama"),
+        _llama_like("qwen2", num_key_value_heads=32),
+        _llama_like("qwen3", num_key_value_heads=32, head_dim=128),
+        _llama_like("mistral", num_key_value_heads=8, sliding_window=4096),
+        Family(
+            "gpt_neox",
+            "gpt_neox",
+            "embed_in",
+            "final_layer_norm",
+            "embed_out",
+            norm_bias=True,
+            module_names={"lm_head.weight": "embed_out.weight"},  # transformers 5 renamed the module, not the file
+            defaults={"attention_bias": True},
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder, and what follows from them alone."""
+
+    family: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
+        """Read the contents of a `config.json`. Raises `CheckpointError` for a family or a config we cannot train."""
+        kind = config.get("model_type")
+        family = FAMILIES.get(str(kind))
+        if family is None:
+            raise CheckpointError(
+                f"config.json has model_type {kind!r}, which smtrain cannot train: take one of {', '.join(FAMILIES)}"
+            )
+        got = {**family.defaults, **{k: v for k, v in config.items() if v is not None}}
+
+        def size(key: str) -> int:
+            value = got.get(key)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise CheckpointError(
+                    f"config.json has {key} = {value!r} for a {kind} model: it must be a whole number of at least 1"
+                )
+            return value
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        neox = kind == "gpt_neox"
+        kv_heads = size("num_key_value_heads") if "num_key_value_heads" in got and not neox else heads
+        head_dim = size("head_dim") if "head_dim" in got and not neox else hidden // heads
+        if heads % kv_heads or ("head_dim" not in got and hidden % heads):
+            raise CheckpointError(
+                f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
+                f"multiple of num_key_value_heads = {kv_heads}"
+            )
+        attention_bias = bool(got.get("attention_bias", False)) and kind != "mistral"
+        window = got.get("sliding_window") if kind == "mistral" or got.get("use_sliding_window") else None
+        return cls(
+            family=family.model_type,
+            hidden=hidden,
+            intermediate=size("intermediate_size"),
+            layers=size("num_hidden_layers"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab=size("vocab_size"),
+            tied=bool(got.get("tie_word_embeddings", False)),
+            qkv_bias=kind == "qwen2" or attention_bias,
+            o_bias=kind != "qwen2" and attention_bias,
+            mlp_bias=neox or (kind == "llama" and bool(got.get("mlp_bias", False))),
+            sliding_window=window,
+        )
+
+    @cached_property
+    def specs(self) -> tuple[Spec, ...]:
+        """Every parameter in the order of the forward pass. Of a tied pair only the embedding is listed."""
+        f = FAMILIES[self.family]
+        table = (self.vocab, self.hidden)
+        out = [Spec(self.embed_name, Role.VOCAB, table)]
+        for i in range(self.layers):
+            block = _neox_block(self) if self.family == "gpt_neox" else _llama_block(self)
+            out += [Spec(f"{f.prefix}.layers.{i}.{s.name}", s.role, s.shape) for s in block]
+        out += _norm(f"{f.prefix}.{f.norm}", self.hidden, f.norm_bias)
+        if not self.tied:
+            out.append(Spec(self.head_name, Role.VOCAB, table))
+        return tuple(out)
+
+    @property
+    def embed_name(self) -> str:
+        f = FAMILIES[self.family]
+        return f"{f.prefix}.{f.embed}.weight"
+
+    @property
+    def head_name(self) -> str:
+        """The file's name of the output matrix; a tied model's is its embedding."""
+        return self.embed_name if self.tied else f"{FAMILIES[self.family].head}.weight"
+
+    def file_name(self, module_name: str) -> str:
+        """The name in files of the parameter that transformers calls `module_name`."""
+        name = FAMILIES[self.family].module_names.get(module_name, module_name)
+        return self.embed_name if self.tied and name == f"{FAMILIES[self.family].head}.weight" else name
+
+    def file_aliases(self, name: str) -> list[str]:
+        """Other names under which `name` is met in files: some tools write the module's name as it is."""
+        return [module for module, file in FAMILIES[self.family].module_names.items() if file == name]
+
+    def parameters(self) -> int:
+        """How many numbers the model has; a tied matrix counts once."""
+        return sum(s.size for s in self.specs)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Floating-point operations of one token's forward and backward pass, for MFU; recomputation not counted.
+
+        6 N + 12 L H Q T of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): N the weights that multiply
+        (everything but the embedding lookup, norms and biases; a tied head does multiply), L layers, H heads, Q head
+        size, T the sequence length, or the sliding window where that is shorter. As there, the causal mask is not
+        counted as a saving.
+        """
+        multiplied = sum(s.size for s in self.specs if len(s.shape) > 1)
+        if not self.tied:
+            multiplied -= self.vocab * self.hidden
+        span = min(seq_len, self.sliding_window or seq_len)
+        return 6.0 * multiplied + 12.0 * self.layers * self.heads * self.head_dim * span
+
+    def mesh_faults(self, tp: int, pp: int) -> list[str]:
+        """Every reason why this model cannot be cut for (tp, pp), one sentence each; empty if it can."""
+        faults = []
+        if self.heads % tp:
+            faults.append(f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads")
+        if self.kv_heads % tp and tp % self.kv_heads:
+            faults.append(
+                f"parallel.tp = {tp} neither divides the model's {self.kv_heads} key/value heads nor is a "
+                "multiple of them"
+            )
+        if self.intermediate % tp:
+            faults.append(f"parallel.tp = {tp} does not divide the model's intermediate size {self.intermediate}")
+        if pp > self.layers:
+            faults.append(f"parallel.pp = {pp} is more than the model's {self.layers} layers")
+        return faults
+
+
+def _norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
+    kinds = ("weight", "bias") if bias else ("weight",)
+    return [Spec(f"{name}.{kind}", Role.WHOLE, (hidden,)) for kind in kinds]
+
+
+def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[Spec]:
+    yield Spec(f"{name}.weight", role, (out, into))
+    if bias:
+        # The bias of a linear whose columns are cut is added once, after the sum: every rank holds it whole.
+        yield Spec(f"{name}.bias", Role.WHOLE if role in (Role.O, Role.ROW) else role, (out,))
+
+
+def _llama_block(s: ModelShape) -> Iterator[Spec]:
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    yield from _norm("input_layernorm", s.hidden)
+    yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, s.qkv_bias)
+    yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+    yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+    if s.family == "qwen3":
+        yield Spec("self_attn.q_norm.weight", Role.HEAD_NORM, (s.head_dim,))
+        yield Spec("self_attn.k_norm.weight", Role.HEAD_NORM, (s.head_dim,))
+    yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
+    yield from _norm("post_attention_layernorm", s.hidden)
+    yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+    yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+    yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
+
+
+def _neox_block(s: ModelShape) -> Iterator[Spec]:
+    yield from _norm("input_layernorm", s.hidden, bias=True)
+    yield from _linear("attention.query_key_value", Role.QKV, 3 * s.heads * s.head_dim, s.hidden, s.qkv_bias)
+    yield from _linear("attention.dense", Role.O, s.hidden, s.heads * s.head_dim, s.o_bias)
+    yield from _norm("post_attention_layernorm", s.hidden, bias=True)
+    yield from _linear("mlp.dense_h_to_4h", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+    yield from _linear("mlp.dense_4h_to_h", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
