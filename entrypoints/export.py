@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smtrain.checkpoint.export import export
+
 from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.train.entry import main

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+from smtrain.model.generate import generate
+
 from smtrain.config import JobConfig
 from smtrain.container import Container
-from smtrain.model.generate import generate
 from smtrain.train.entry import main
 
 

@@ -72,7 +72,7 @@ def main() -> None:
     ml = Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
     if lacking := missing(HERE / "requirements.txt"):
         print(f"installing {', '.join(lacking)}", flush=True)
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *lacking], check=True)  # noqa: S603
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *lacking], check=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     arguments = command(stage, ml)

@@ -9,8 +9,7 @@ Importing this costs next to nothing: each name is loaded when it is first used 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # importing typing would cost more than all the rest of this module
 if TYPE_CHECKING:
     from smtrain.config import JobConfig, load_config
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
@@ -52,7 +51,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOME:
         from importlib import import_module
 

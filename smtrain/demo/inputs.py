@@ -1,0 +1,87 @@
+"""`demo://` inputs: the Python standard library's own source as text, and a small Llama with a tokenizer for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import ConfigError
+from smtrain.home import home
+
+TEXT, MODEL = "demo://python-stdlib", "demo://tiny-llama"
+VOCABULARY = 4096
+END = "<|endoftext|>"
+# About 12 M parameters: 8 layers of 8 query and 4 key-value heads.
+LLAMA: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 320,
+    "intermediate_size": 864,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def materialise(uri: str) -> Path:
+    """The folder that a demo:// URI stands for, made on first use below $SMTRAIN_HOME/demo.
+
+    Raises `ConfigError` for an unknown name.
+    """
+    makers: dict[str, Callable[[Path], None]] = {TEXT: _write_text, MODEL: _write_model}
+    if uri not in makers:
+        raise ConfigError([f"{uri}: no such demo input; there are {' and '.join(makers)}"])
+    folder = home() / "demo" / uri.removeprefix("demo://")
+    if not folder.is_dir():
+        part = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        makers[uri](part)
+        try:
+            part.rename(folder)
+        except OSError:  # another process made it meanwhile; its content is the same
+            shutil.rmtree(part)
+    return folder
+
+
+def _write_text(folder: Path) -> None:
+    """One JSON line per source file of the standard library, its tests left out."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
+    with (folder / "python-stdlib.jsonl").open("w", encoding="utf-8") as out:
+        for path in sorted(library.rglob("*.py")):
+            if skipped.isdisjoint(path.relative_to(library).parts):
+                text = path.read_text("utf-8", errors="replace")
+                out.write(json.dumps({"path": path.relative_to(library).as_posix(), "text": text}) + "\n")
+
+
+def _write_model(folder: Path) -> None:
+    """A byte-level BPE tokenizer trained on the text, and a Llama with random weights."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    with (materialise(TEXT) / "python-stdlib.jsonl").open(encoding="utf-8") as lines:
+        tokenizer.train_from_iterator((json.loads(line)["text"] for line in lines), trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder)

@@ -1,0 +1,38 @@
+"""What the demo ends with: a table of the stages, the loss curve, and what the model writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from smtrain.config.units import spell
+from smtrain.job.run import Run
+from smtrain.report.curve import save_curve
+from smtrain.report.sparkline import sparkline
+
+
+def show(run: Run, folder: Path, console: Console) -> None:
+    """Print the run's table, sparkline and texts, and leave model and picture in `folder`."""
+    model = run.download(folder / "model")
+    metrics = run.metrics
+    picture = save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step")
+    table = Table(title=f"run {run.config.name}", title_justify="left")
+    table.add_column("stage")
+    table.add_column("time", justify="right")
+    table.add_column("output", overflow="fold")
+    for result in run.results:
+        took = "done before" if result.skipped else spell(result.seconds)
+        table.add_row(result.stage, took, result.output)
+    table.add_row("total", spell(sum(result.seconds for result in run.results)), "", style="bold")
+    console.print(table)
+    losses = [record["loss"] for record in metrics]
+    if losses:
+        console.print(f"loss {losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f} over {len(losses)} steps")
+        last = metrics[-1]
+        console.print(f"last step: {last['tokens_per_s']:.0f} tokens/s, grad norm {last['grad_norm']:.3f}")
+    for text in run.texts:
+        console.print(f"> {text['prompt']}", style="bold", end="", markup=False, highlight=False)
+        console.print(text["completion"], markup=False, highlight=False)
+    console.print(f"loss curve: {picture}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)")

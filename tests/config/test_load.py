@@ -1,0 +1,142 @@
+"""Every way to say a config gives the same object, and every fault is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from smtrain import ConfigError, JobConfig, load_config
+from smtrain.config.units import seconds, spell
+
+
+def test_yaml_keywords_and_set_give_the_same_object(raw: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**raw, "train": {**raw["train"], "lr": 2e-4}}))
+    from_file = load_config(file)
+    from_keywords = load_config(**{**raw, "train": {**raw["train"], "lr": 2e-4}})
+    from_set = load_config(raw, set_=["train.lr=2e-4"])
+    assert from_file == from_keywords == from_set == load_config(from_file)
+    assert from_file.train.lr == 2e-4
+
+
+def test_later_sources_win_and_merge_by_key(raw: dict[str, Any]) -> None:
+    config = load_config(raw, train={"lr": 1e-3}, set_=["train.steps=7"])
+    assert (config.train.lr, config.train.steps, config.train.seq_len) == (1e-3, 7, 32)
+
+
+def test_paths_in_a_file_are_relative_to_it(raw: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    raw["model"]["path"], raw["data"]["path"] = "model", "text"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+    monkeypatch.chdir("/")
+    config = load_config(tmp_path / "run.yaml")
+    assert config.model.path == str(tmp_path / "model")
+    assert config.data.path == str(tmp_path / "text")
+
+
+def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, Any]) -> None:
+    raw["train"] |= {"lrr": 1, "steps": "many", "global_batch_size": 3}
+    raw["modle"] = {}
+    raw["compute"]["max_run"] = "10 parsecs"
+    raw["network"] = {"subnets": ["subnet-1"]}
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw, parallel={"micro_batch_size": 2})
+    faults = caught.value.faults
+    assert len(faults) == 6
+    told = "\n".join(faults)
+    for expected in (
+        "train.lrr: unknown key; did you mean train.lr?",
+        "modle: unknown key; did you mean model?",
+        "train.steps: got 'many'",
+        "compute.max_run: got '10 parsecs'; a duration looks like 90, '10m', '2h30m' or '3d'",
+        "train.global_batch_size: 3 is not a multiple of dp x micro_batch_size = 1 x 2; 2 or 4 would do",
+        "network.subnets, network.security_group_ids: only one is set; a VPC needs both",
+    ):
+        assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"parallel": {"tp": 3, "pp": 1}, "compute": {"processes_per_instance": 3}}, "8"),
+        ({"parallel": {"tp": 1, "pp": 8}, "compute": {"processes_per_instance": 4}}, "layers"),
+        ({"parallel": {"tp": 2, "pp": 4}}, "tp x pp = 8 does not divide 2 x 2 = 4 processes"),
+        ({"parallel": {"tp": 2, "pp": 1, "dp": 1}}, "parallel.dp: tp x pp x dp = 2, but there are 2 x 2 = 4"),
+        ({"parallel": {"sequence_parallel": True}, "train": {"seq_len": 33}}, "train.seq_len: 33 cannot be cut"),
+        ({"compute": {"spot": True, "max_wait": 60}}, "compute.max_wait: 60 s is shorter"),
+        ({"train": {"warmup_steps": 9}}, "train.warmup_steps: 9 is more than train.steps = 4"),
+        ({"train": {"min_lr": 1.0}}, "train.min_lr: 1.0 is above"),
+        ({"model": {"path": "/nowhere"}}, "model.path: /nowhere is not a folder"),
+        ({"data": {"path": "/nowhere"}}, "data.path: /nowhere does not exist"),
+        ({"model": {"path": "http://x/y"}}, "model.path: http://x/y is neither a folder, s3:// nor demo://"),
+    ],
+)
+def test_impossible_combinations_are_refused(raw: dict[str, Any], change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw, **change)
+    assert sentence in str(caught.value)
+
+
+def test_a_vocabulary_that_tp_cannot_cut_is_refused(raw: dict[str, Any], model_folder: Path) -> None:
+    text = (model_folder / "config.json").read_text()
+    (model_folder / "config.json").write_text(text.replace('"vocab_size": 512', '"vocab_size": 509'))
+    with pytest.raises(ConfigError, match=r"parallel.tp: 2 does not divide the vocabulary of 509"):
+        load_config(raw)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "is empty"),
+        ("- a\n- b\n", "must hold keys and values at the top, not a list"),
+        ("a: [1\n", "not YAML at line"),
+        ("a: b: c\n", "not YAML at line 1"),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(file)
+    with pytest.raises(ConfigError, match="no such config file"):
+        load_config(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize("text", ["train.lr", "=3", "train..lr=1", "name.x=1"])
+def test_set_that_is_no_assignment_is_refused(raw: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        load_config(raw, set_=[text])
+
+
+def test_a_config_is_frozen_and_its_round_trip_is_itself(raw: dict[str, Any]) -> None:
+    config = load_config(raw)
+    assert JobConfig.model_validate(config.model_dump(mode="json")) == config
+    with pytest.raises(ValidationError):
+        config.train.lr = 1.0  # type: ignore[misc]
+
+
+def test_an_unchanged_stage_keeps_its_identity(raw: dict[str, Any]) -> None:
+    one, other = load_config(raw), load_config(raw, train={"lr": 9e-4}, parallel={"tp": 1})
+    assert one.for_stage("prepare") == other.for_stage("prepare")
+    assert one.for_stage("convert") != other.for_stage("convert")
+    assert one.for_stage("train") != other.for_stage("train")
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_durations_read_as_written(days: int, hours: int, minutes: int, rest: int) -> None:
+    assert seconds(f"{days}d{hours}h {minutes}m{rest}s") == ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+@pytest.mark.parametrize("text", ["", "h", "1.5h", "-3m", "2 weeks", "1h x"])
+def test_text_that_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        seconds(text)
+
+
+def test_durations_are_spelled_for_people() -> None:
+    assert [spell(s) for s in (0.44, 42, 185, 7800)] == ["0.4 s", "42 s", "3 min 05 s", "2 h 10 min"]

@@ -1,0 +1,69 @@
+"""Fixtures that several parts share: a control plane of this worker's own, and a tiny model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A Hugging Face folder without weights: enough for everything that only plans."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return folder
+
+
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "hello world"}\n')
+    return folder
+
+
+@pytest.fixture
+def raw(model_folder: Path, text_folder: Path) -> dict[str, Any]:
+    """A config that is fine: 2 hosts x 2 processes, tp 2, pp 2."""
+    return {
+        "name": "tiny",
+        "model": {"path": str(model_folder)},
+        "data": {"path": str(text_folder)},
+        "parallel": {"tp": 2, "pp": 2},
+        "train": {"steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32"},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+    }
+
+
+@pytest.fixture(scope="session")
+def local_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """$SMTRAIN_HOME of this test process, whose control plane is ended at the end."""
+    from smtrain.local import shut_down
+
+    folder = tmp_path_factory.mktemp("smtrain-home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMTRAIN_HOME", str(folder))
+        yield folder
+        shut_down()
