@@ -1,0 +1,127 @@
+"""The command line: its surface is frozen here, it answers at once, and bad input is one sentence and status 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from smtrain.cli import COMMANDS
+
+SURFACE = {
+    "run": {"--target", "--set", "--dry-run", "--again", "--download"},
+    "launch": {"--stage", "--target", "--set", "--dry-run", "--wait", "--detach", "--again"},
+    "list": {"--target", "--name", "--limit"},
+    "status": {"--target"},
+    "logs": {"--target", "--follow", "-f", "--host", "--grep"},
+    "stop": {"--target", "--wait", "--detach"},
+    "download": {"--target"},
+    "demo": {"--out", "--set", "--again"},
+    "config": {"schema", "show"},
+    "local": {"status", "stop"},
+}
+
+
+def smtrain(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from smtrain.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200", **environment}
+    )
+
+
+@pytest.fixture
+def config(raw: dict[str, Any], tmp_path: Path) -> Path:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    return file
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_surface_is_what_it_was(command: str) -> None:
+    told = smtrain(command, "--help")
+    assert told.returncode == 0, told.stderr
+    for option in SURFACE[command]:
+        assert option in told.stdout
+    options = {word.strip(",") for word in told.stdout.split() if word.startswith("--")}
+    assert {o for o in options if o.isascii()} - {"--help"} <= {o for o in SURFACE[command] if o.startswith("--")}
+    assert set(SURFACE) == set(COMMANDS)
+
+
+def test_help_names_every_command_and_loads_no_library() -> None:
+    code = (
+        "import sys; from smtrain.cli import main; sys.argv = ['smtrain', '--help']; main()\n"
+        "heavy = {'pydantic', 'typer', 'boto3', 'rich', 'yaml', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert all(command in told.stdout for command in COMMANDS)
+
+
+def test_importing_the_package_loads_nothing_until_a_name_is_used() -> None:
+    code = (
+        "import sys, smtrain\n"
+        "assert not {'pydantic', 'boto3', 'torch', 'transformers', 'sagemaker'} & set(sys.modules)\n"
+        "smtrain.JobConfig, smtrain.launch\n"
+        "assert not {'boto3', 'torch', 'transformers', 'sagemaker', 'moto'} & set(sys.modules)\n"
+        "assert set(smtrain.__all__) <= set(dir(smtrain))\n"
+        "for name in smtrain.__all__: getattr(smtrain, name)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+
+
+def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: Path) -> None:
+    told = smtrain("launch", str(config), "--dry-run", "--set", "train.lr=3e-4", SMTRAIN_HOME=str(tmp_path / "home"))
+    assert told.returncode == 0, told.stderr
+    request = json.loads(told.stdout)
+    assert request["HyperParameters"]["lr"] == "0.0003"
+    assert request["ResourceConfig"]["InstanceCount"] == 2
+    assert not (tmp_path / "home").exists()
+    all_stages = json.loads(smtrain("run", str(config), "--dry-run").stdout)
+    stages = [{tag["Key"]: tag["Value"] for tag in r["Tags"]}["smtrain:stage"] for r in all_stages]
+    assert stages == ["prepare", "convert", "train", "export", "generate"]
+
+
+def test_schema_knows_every_key_with_a_description() -> None:
+    schema = json.loads(smtrain("config", "schema").stdout)
+    assert schema["additionalProperties"] is False
+    assert {"model", "data", "parallel", "train", "compute", "checkpoint", "output", "tags", "network"} <= set(
+        schema["properties"]
+    )
+    for name, section in schema["$defs"].items():
+        for key, told in section["properties"].items():
+            assert told.get("description"), f"{name}.{key} has no description"
+
+
+def test_show_prints_a_config_that_reads_back_the_same(config: Path, tmp_path: Path) -> None:
+    from smtrain import load_config
+
+    told = smtrain("config", "show", str(config), "--set", "train.lr=2e-4")
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(told.stdout)
+    assert load_config(shown) == load_config(config, set_=["train.lr=2e-4"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["lanch"], "smtrain: no command 'lanch'; did you mean `smtrain launch`?"),
+        (["launch", "nowhere.yaml", "--dry-run"], "smtrain: nowhere.yaml: no such config file"),
+        (["config", "show", "CONFIG", "--set", "train.lr=fast"], "smtrain: train.lr: got 'fast'"),
+        (["config", "show", "CONFIG", "--set", "train.seed"], "smtrain: --set train.seed: must look like"),
+        (["launch", "CONFIG", "--dry-run", "--target", "aws"], "smtrain: compute.role: is needed on AWS"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(config: Path, arguments: list[str], sentence: str) -> None:
+    told = smtrain(*[str(config) if a == "CONFIG" else a for a in arguments])
+    assert told.returncode == 2
+    assert told.stderr.startswith(sentence)
+    assert "Traceback" not in told.stderr
+    assert told.stdout == ""
