@@ -29,7 +29,7 @@ HERE = "smtrain's local control plane"
 
 def install(executor: Executor) -> None:
     """Put our handlers in place of moto's."""
-    create_shape = (
+    create_shape: Any = (
         botocore.session.Session(session_vars={"config_file": (None, None, "/dev/null", None)})
         .get_service_model("sagemaker")
         .operation_model("CreateTrainingJob")

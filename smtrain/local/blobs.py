@@ -17,7 +17,7 @@ class Blob:
 
     def __init__(self, path: Path, start: int = 0, length: int | None = None) -> None:
         self.path, self.start = path, start
-        self._handle = open(path, "rb", buffering=0)
+        self._handle = open(path, "rb", buffering=0)  # noqa: SIM115
         size = os.fstat(self._handle.fileno()).st_size
         self._length = size - start if length is None else length
 

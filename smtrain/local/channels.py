@@ -11,7 +11,7 @@ from typing import Any
 from smtrain.local.files import split_uri, within
 
 
-class ClientFault(Exception):
+class InputError(Exception):
     """A fault in what the request names; becomes the job's FailureReason."""
 
 
@@ -52,7 +52,7 @@ def describe_inputs(request: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list[Channel]:
-    """List every channel once for host `rank`. Raises ClientFault for a bucket or prefix that holds nothing."""
+    """List every channel once for host `rank`. Raises InputError for a bucket or prefix that holds nothing."""
     inputs = describe_inputs(request)
     channels = []
     for channel in request.get("InputDataConfig") or []:
@@ -78,7 +78,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
         found = [item for page in pages for item in page.get("Contents", [])]
     except client.exceptions.ClientError as error:
         problem = error.response["Error"]
-        raise ClientFault(
+        raise InputError(
             f"Data download failed: {problem['Code']}: {problem['Message']}, bucket {bucket} of {uri}"
         ) from None
     folder = prefix if not prefix or prefix.endswith("/") else prefix + "/"
@@ -92,7 +92,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
         if not item["Key"].endswith("/")
     ]
     if not entries:
-        raise ClientFault(
+        raise InputError(
             f"Data download failed: No S3 objects found under S3 URL {uri!r} given in input data source. "
             "Please ensure that the bucket exists in the selected region, that objects exist under that S3 prefix"
         )
@@ -100,7 +100,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
         try:
             within(Path("/"), entry.path)
         except ValueError:
-            raise ClientFault(f"Data download failed: the key {entry.key!r} leads out of its channel") from None
+            raise InputError(f"Data download failed: the key {entry.key!r} leads out of its channel") from None
     return entries
 
 
@@ -116,7 +116,7 @@ def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[]
             target.parent.mkdir(parents=True, exist_ok=True)
             client.download_file(channel.bucket, entry.key, str(target))
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            raise ClientFault(
+            raise InputError(
                 f"Data download failed: {entry.path!r} of channel {channel.name} is a file and a folder at once"
             ) from None
 

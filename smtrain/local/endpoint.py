@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.errors import LocalError
+from smtrain.home import home as default_home
 
 if TYPE_CHECKING:
     import boto3
@@ -109,9 +111,8 @@ def _local_session(endpoint: Endpoint) -> boto3.Session:
 
 
 def home_folder(home: Path | None = None) -> Path:
-    """The given home, else $SMTRAIN_HOME, else ~/.smtrain, as an absolute path."""
-    chosen = home if home is not None else Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")
-    return Path(chosen).expanduser().absolute()
+    """The given home, else the one of this user, as an absolute path."""
+    return Path(default_home() if home is None else home).expanduser().absolute()
 
 
 def state_folder(home: Path) -> Path:
@@ -214,32 +215,29 @@ def shut_down(home: Path | None = None) -> None:
     endpoint = running(home)
     if endpoint is None:
         return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(endpoint.pid, signal.SIGTERM)
-    deadline = time.monotonic() + 20
-    while _alive(endpoint.pid):
-        if time.monotonic() > deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(endpoint.pid, signal.SIGKILL)
-            return
-        time.sleep(0.02)
-
-
-def _alive(pid: int) -> bool:
+    lock = state_folder(endpoint.home) / "serve.lock"
+    for ending, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(endpoint.pid, ending)
+        if _released(lock, seconds):
+            break
     with contextlib.suppress(ChildProcessError):
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        os.waitpid(endpoint.pid, os.WNOHANG)
+
+
+def _released(lock: Path, seconds: float) -> bool:
+    """Wait until the server has let go of the lock that it holds all its life."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with open(lock) as handle, contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.02)
+    return False
 
 
 @contextlib.contextmanager
 def _exclusively(path: Path) -> Iterator[None]:
-    import fcntl
-
     with open(path, "a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

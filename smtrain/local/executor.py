@@ -14,7 +14,7 @@ from typing import Any
 
 from smtrain.local import artifacts, channels
 from smtrain.local.api import arn_of
-from smtrain.local.channels import Channel, ClientFault
+from smtrain.local.channels import Channel, InputError
 from smtrain.local.endpoint import Endpoint, state_folder
 from smtrain.local.hosts import Event, Host
 from smtrain.local.jobs import Job, hosts_of
@@ -119,7 +119,7 @@ class JobRun(threading.Thread):
         port = self.executor.take_port()
         try:
             end = self._live(port)
-        except ClientFault as fault:
+        except InputError as fault:
             end = ("Failed", None, f"ClientError: {fault}")
         except Exception as error:
             traceback.print_exc()
@@ -185,7 +185,7 @@ class JobRun(threading.Thread):
                 sync.pull()
             except self.client.exceptions.ClientError as error:
                 problem = error.response["Error"]
-                raise ClientFault(
+                raise InputError(
                     f"Data download failed: {problem['Code']}: {problem['Message']} ({checkpoints['S3Uri']})"
                 ) from None
             self.syncs.append(sync)
@@ -282,7 +282,7 @@ def _entrypoint(request: dict[str, Any]) -> list[str]:
     if entrypoint:
         return [*entrypoint, *(algorithm.get("ContainerArguments") or [])]
     if shutil.which("train") is None:
-        raise ClientFault(
+        raise InputError(
             "the request has no AlgorithmSpecification.ContainerEntrypoint, and the image it names cannot be run "
             "locally: give an entrypoint, or install sagemaker-training, whose `train` would be it"
         )

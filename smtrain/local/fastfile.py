@@ -39,7 +39,7 @@ def operations(client: Any, bucket: str, entries: list[list[Any]]) -> Any:
     """The mount's file system over `entries`, [key, path, size, modified] each."""
     import mfusepy
 
-    class ChannelFiles(mfusepy.Operations):
+    class ChannelFiles(mfusepy.Operations):  # type: ignore[misc]
         use_ns = False
 
         def __init__(self) -> None:

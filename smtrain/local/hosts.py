@@ -189,10 +189,9 @@ class Host:
 
     def failure(self) -> str:
         """What the script wrote to /opt/ml/output/failure, else its last line of output."""
-        with contextlib.suppress(OSError):
-            with open(self.ml / "output" / "failure", errors="replace") as text:
-                if said := text.read(1024).strip():
-                    return said
+        with contextlib.suppress(OSError), open(self.ml / "output" / "failure", errors="replace") as text:
+            if said := text.read(1024).strip():
+                return said
         return self.log.last_line
 
     def discard(self) -> None:

@@ -171,4 +171,6 @@ def _timed(transition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> datetime.datetime:
+    """To the millisecond, as the API sends it, so that a time a client got compares equal to ours."""
+    seconds = round(seconds, 3)
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -247,7 +247,7 @@ class Supervisor:
         os.umask(0o022)
         env = dict(self.spec["env"])
         if self.isolated:
-            # Tools that read /proc must see the processes of this host. Not all containers allow it; then they see more.
+            # What reads /proc must see the processes of this host; where that is refused it sees more.
             with contextlib.suppress(OSError):
                 _libc("unshare", CLONE_NEWNS)
                 _mount("proc", "/proc", "proc", MS_NOSUID_NODEV_NOEXEC)
@@ -259,7 +259,7 @@ class Supervisor:
             os.chdir(f"{root}/code")
         argv = self.spec["argv"]
         try:
-            os.execvpe(argv[0], argv, env)
+            os.execvpe(argv[0], argv, env)  # noqa: S606
         except FileNotFoundError:
             raise OSError(f"ContainerEntrypoint {argv[0]!r} is not found on the PATH {env['PATH']}") from None
 

@@ -19,7 +19,8 @@ from hashlib import md5
 from pathlib import Path
 from typing import Any
 
-from moto.s3 import models
+from moto import settings
+from moto.s3 import exceptions, models
 from moto.s3.responses import S3Response
 
 from smtrain.local.blobs import Blob, BlobFolder
@@ -148,9 +149,8 @@ def _restore(backend: models.S3Backend) -> None:
             version._version_id = record["marker"]
         else:
             path = _blobs.path(record["blob"])
-            version = models.FakeKey(
-                key, _Adopted(path), ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known"
-            )
+            adopted: Any = _Adopted(path)
+            version = models.FakeKey(key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known")
             vars(version).update(record["attributes"])
             version.set_metadata(record["metadata"])
             if record["tags"]:
@@ -172,8 +172,9 @@ def install(folder: Path) -> None:
     key.__del__ = lambda self: None
     models.FakeMultipart.complete = _complete  # type: ignore[method-assign]
     # moto keeps every instance for its tests' sake; a server that lives for days must not.
+    tracked: Any
     for tracked in (models.FakeKey, models.FakeMultipart, models.FakeDeleteMarker):
-        tracked.instances_tracked = _Nothing()  # type: ignore[attr-defined]
+        tracked.instances_tracked = _Nothing()
     _wrap(S3Response, "get_object", _lazily)
     _wrap(models.S3Backend, "copy_object", _lazily)
     _wrap(models.S3Backend, "upload_part_copy", _lazily)
@@ -277,12 +278,12 @@ def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[st
     for number, etag in body:
         part: Any = self.parts.get(number)
         if part is None or part.etag.strip('"') != etag.strip('"'):
-            raise models.InvalidPart()
-        if parts and parts[-1].contentsize < models.S3_UPLOAD_PART_MIN_SIZE:
-            raise models.EntityTooSmall()
+            raise exceptions.InvalidPart()
+        if parts and parts[-1].contentsize < settings.S3_UPLOAD_PART_MIN_SIZE:
+            raise exceptions.EntityTooSmall()
         parts.append(part)
     if not parts:
-        raise models.MalformedXML
+        raise exceptions.MalformedXML
     path = _blobs.join([part.blob for part in parts])
     digest = md5(b"".join(bytes.fromhex(part._etag) for part in parts), usedforsecurity=False)
     checksum = _checksum(self.metadata, path)

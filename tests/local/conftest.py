@@ -1,0 +1,147 @@
+"""A control plane of its own for every test process, and short ways to run jobs on it."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smtrain.local import Endpoint, running, shut_down
+from smtrain.local.endpoint import server_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUP = "/aws/sagemaker/TrainingJobs"
+GRACE = 1.5
+
+
+def serve(home: Path, *options: str) -> Endpoint:
+    """Start a server with a short grace and wait until it answers."""
+    (home / "local").mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "smtrain.local.serve", "--home", str(home), "--grace", str(GRACE), *options]
+    with open(home / "local" / "server.log", "ab") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=server_environment(), stdout=log, stderr=log, start_new_session=True
+        )
+    while not ((endpoint := running(home)) and endpoint.pid == process.pid):
+        assert process.poll() is None, (home / "local" / "server.log").read_text()
+        time.sleep(0.05)
+    process.returncode = 0  # it is ended by shut_down or by a kill of the test's
+    return endpoint
+
+
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    home = tmp_path_factory.mktemp("home")
+    yield serve(home)
+    shut_down(home)
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Endpoint]]:
+    """Start (again) a server of this test's own home."""
+    yield lambda *options: serve(tmp_path / "home", *options)
+    shut_down(tmp_path / "home")
+
+
+class Client:
+    """boto3 clients of an endpoint, and what the tests do with them again and again."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.bucket = endpoint, endpoint.bucket
+        session = endpoint.session()
+        self.s3, self.sagemaker, self.logs = (session.client(n) for n in ("s3", "sagemaker", "logs"))
+        self.cloudwatch = session.client("cloudwatch")
+
+    def request(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
+        """A CreateTrainingJob request; `changes` replace its top-level keys, `hosts` the instance count."""
+        name = f"test-{time.time_ns()}-{next(self._numbers)}"
+        argv = ["bash", "-c", command] if isinstance(command, str) else command
+        request = {
+            "TrainingJobName": name,
+            "RoleArn": self.endpoint.role,
+            "AlgorithmSpecification": {
+                "TrainingImage": "image",
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": argv[:1],
+                "ContainerArguments": argv[1:],
+                **changes.pop("algorithm", {}),
+            },
+            "OutputDataConfig": {"S3OutputPath": f"s3://{self.bucket}/out"},
+            "ResourceConfig": {
+                "InstanceType": "ml.m5.large",
+                "InstanceCount": changes.pop("hosts", 1),
+                "VolumeSizeInGB": 1,
+            },
+            "StoppingCondition": {"MaxRuntimeInSeconds": 600},
+            **changes,
+        }
+        return {k: v for k, v in request.items() if v is not None}
+
+    def start(self, command: str | list[str], **changes: Any) -> str:
+        request = self.request(command, **changes)
+        self.sagemaker.create_training_job(**request)
+        return str(request["TrainingJobName"])
+
+    def describe(self, name: str) -> dict[str, Any]:
+        return dict(self.sagemaker.describe_training_job(TrainingJobName=name))
+
+    def wait(self, name: str, until: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+        """Poll until the job has ended, or until `until` holds."""
+        while True:
+            job = self.describe(name)
+            if job["TrainingJobStatus"] in ("Completed", "Failed", "Stopped") or (until and until(job)):
+                return job
+            time.sleep(0.05)
+
+    def run(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
+        return self.wait(self.start(command, **changes))
+
+    def completed(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
+        job = self.run(command, **changes)
+        assert job["TrainingJobStatus"] == "Completed", (job.get("FailureReason"), self.lines(job))
+        return job
+
+    def lines(self, job: dict[str, Any] | str, host: str = "algo-1") -> list[str]:
+        name = job if isinstance(job, str) else job["TrainingJobName"]
+        streams = self.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=f"{name}/{host}-")
+        if not streams["logStreams"]:
+            return []
+        stream = streams["logStreams"][0]["logStreamName"]
+        events = self.logs.get_log_events(logGroupName=GROUP, logStreamName=stream, startFromHead=True)
+        return [event["message"] for event in events["events"]]
+
+    def wait_for_line(self, name: str, line: str, host: str = "algo-1") -> None:
+        self.wait(name, lambda job: job["SecondaryStatus"] == "Training")
+        while line not in (seen := self.lines(name, host)):
+            assert self.describe(name)["TrainingJobStatus"] == "InProgress", seen
+            time.sleep(0.05)
+
+    def put(self, key: str, body: bytes | str = b"x") -> str:
+        """Store an object; gives the URI of its folder."""
+        self.s3.put_object(Bucket=self.bucket, Key=key, Body=body)
+        return f"s3://{self.bucket}/{key.rpartition('/')[0]}"
+
+    def get(self, key: str) -> bytes:
+        return bytes(self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read())
+
+    def keys(self, prefix: str) -> list[str]:
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+def channel(name: str, uri: str, mode: str = "File", distribution: str = "FullyReplicated") -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
+    return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": source}}
+
+
+@pytest.fixture
+def client(endpoint: Endpoint) -> Client:
+    return Client(endpoint)
