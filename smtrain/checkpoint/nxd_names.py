@@ -1,0 +1,77 @@
+"""What neuronx-distributed calls its files and the tensors in them.
+
+One table, `stored`: a name, and the Hugging Face parameters whose local parts stand in it one after another. Which part
+of a parameter is local is `Layout`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.model.families import FAMILIES, ModelShape
+
+Qkv = Literal["separate", "grouped", "fused"]
+
+_FILE = re.compile(r"(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt)")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a rank's file: the local parts of `parts`, one after another along dimension 0."""
+
+    name: str
+    parts: tuple[str, ...]
+
+
+def stored(layout: Layout, pp_rank: int, qkv: Qkv) -> list[Stored]:
+    """What the file of a rank on stage `pp_rank` holds, in order.
+
+    `qkv` is how attention inputs are kept: q_proj/k_proj/v_proj, `qkv_proj.weight_q/k/v`, or one fused tensor. Gate and
+    up projections are always one tensor. A tied head is stored beside its embedding, as NxD loads both.
+    """
+    shape = layout.shape
+    out = []
+    for name in layout.names(pp_rank):
+        if name == shape.embed_name and pp_rank != 0:
+            continue  # the last stage of a tied model holds it as the head
+        out += _stored_as(name, qkv, shape)
+    if shape.tied and pp_rank == layout.pp - 1:
+        out.append(Stored(f"{FAMILIES[shape.family].head}.weight", (shape.embed_name,)))
+    return out
+
+
+def _stored_as(name: str, qkv: Qkv, shape: ModelShape) -> list[Stored]:
+    stem, kind = name.rsplit(".", 1)
+    block, _, leaf = stem.rpartition(".")
+    if leaf in ("gate_proj", "up_proj"):
+        both = (f"{block}.gate_proj.{kind}", f"{block}.up_proj.{kind}")
+        return [Stored(f"{block}.gate_up_proj.{kind}", both)] if leaf == "gate_proj" else []
+    if leaf in ("q_proj", "k_proj", "v_proj") and qkv == "grouped":
+        return [Stored(f"{block}.qkv_proj.{kind}_{leaf[0]}", (name,))]
+    if leaf in ("q_proj", "k_proj", "v_proj") and qkv == "fused":
+        # NxD's fused form of plain multi-head attention has a name of its own
+        fused = kind if shape.heads == shape.kv_heads else f"{kind}_qkv"
+        parts = tuple(f"{block}.{part}_proj.{kind}" for part in "qkv")
+        return [Stored(f"{block}.qkv_proj.{fused}", parts)] if leaf == "q_proj" else []
+    return [Stored(name, (name,))]
+
+
+def shard_file(tp_rank: int, pp_rank: int) -> str:
+    return f"model/dp_rank_00_tp_rank_{tp_rank:02d}_pp_rank_{pp_rank:02d}.pt"
+
+
+def shard_files(folder: Path) -> dict[tuple[int, int], Path]:
+    """(tp rank, pp rank) -> file, of `folder/model` or of the folder itself; empty where there are none."""
+    for root in (folder / "model", folder):
+        found = {}
+        for path in root.glob("*") if root.is_dir() else ():
+            file = path / "checkpoint.pt" if path.is_dir() else path
+            if (match := _FILE.fullmatch(file.relative_to(root).as_posix())) and file.is_file():
+                found[int(match[1]), int(match[2])] = file
+        if found:
+            return found
+    return {}

@@ -1,0 +1,61 @@
+"""Text from a Hugging Face folder: a look at what a trained model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from smtrain.errors import CheckpointError
+
+
+def generate(
+    folder: Path, prompts: list[str], *, max_new_tokens: int, temperature: float = 0.0, seed: int = 0
+) -> list[str]:
+    """One completion per prompt, without the prompt; at temperature 0 the likeliest token each time.
+
+    A prompt's completion depends on the prompt and the seed, not on the other prompts. Raises CheckpointError where the
+    folder is not one that transformers loads, or a prompt is empty.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; give the Hugging Face folder that export wrote.")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto")
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{folder} is not a model that transformers loads ({reason}).") from error
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    model.eval()
+    known = model.generation_config
+    stop = known.eos_token_id if known.eos_token_id is not None else tokenizer.eos_token_id
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        temperature=temperature if temperature > 0 else None,
+        bos_token_id=known.bos_token_id,
+        eos_token_id=stop,
+        pad_token_id=stop[0] if isinstance(stop, list) else stop,
+    )
+    completions = []
+    for prompt in prompts:
+        asked = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+        if asked["input_ids"].shape[1] == 0:
+            raise CheckpointError("generate.prompts has an empty prompt; give at least one character.")
+        torch.manual_seed(seed)
+        with torch.inference_mode():
+            answer = model.generate(**asked, generation_config=config)[0]
+        completions.append(_after(tokenizer, answer, asked["input_ids"].shape[1]))
+    return completions
+
+
+def _after(tokenizer: Any, ids: torch.Tensor, prompt_length: int) -> str:
+    """The text after the prompt; decoded together with it, because some tokenizers drop a leading space."""
+    whole: str = tokenizer.decode(ids, skip_special_tokens=True)
+    prompt: str = tokenizer.decode(ids[:prompt_length], skip_special_tokens=True)
+    if whole.startswith(prompt):
+        return whole.removeprefix(prompt)
+    return str(tokenizer.decode(ids[prompt_length:], skip_special_tokens=True))
