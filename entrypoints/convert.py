@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from smtrain.checkpoint.convert import convert
-
 from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
+    from smtrain.checkpoint.convert import convert
+
     tp, pp = config.parallel.tp, config.parallel.pp
     convert(container.channel("model"), container.model_dir, tp=tp, pp=pp)
     print(f"{tp * pp} shards for tp {tp} x pp {pp}", flush=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from smtrain.model.generate import generate
-
 from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
+    from smtrain.model.generate import generate
+
     asked = config.generate
     texts = generate(
         container.channel("model"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from smtrain.config import JobConfig
 from smtrain.container import Container
-from smtrain.data.prepare import prepare
 from smtrain.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
+    from smtrain.data.prepare import prepare
+
     manifest = prepare(
         container.channel("text"),
         container.model_dir,

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from smtrain.config import JobConfig
+from smtrain.container import Container
 from smtrain.train.entry import main
-from smtrain.train.start import start
+
+
+def stage(config: JobConfig, container: Container) -> None:
+    from smtrain.train.start import start
+
+    start(config, container)
+
 
 if __name__ == "__main__":
-    main(start)
+    main(stage)

@@ -71,8 +71,8 @@ def _write_model(folder: Path) -> None:
     from transformers.utils import logging
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[END],
@@ -81,7 +81,9 @@ def _write_model(folder: Path) -> None:
     )
     with (materialise(TEXT) / "python-stdlib.jsonl").open(encoding="utf-8") as lines:
         tokenizer.train_from_iterator((json.loads(line)["text"] for line in lines), trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
-    logging.disable_progress_bar()
+    wrapped: Any = PreTrainedTokenizerFast  # transformers has no types here
+    wrapped(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
+    quiet: Any = logging.disable_progress_bar
+    quiet()
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder)

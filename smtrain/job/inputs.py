@@ -76,7 +76,7 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
         missing = [(name, body) for name, body in upload.files if there.get(prefix + name) != _size(body)]
         if not missing:
             continue
-        say(f"uploading {sum(_size(body) for _, body in missing) / 1e6:.1f} MB to {upload.uri}")
+        say(f"uploading {_spell_size(sum(_size(body) for _, body in missing))} to {upload.uri}")
         for name, body in missing:
             if isinstance(body, bytes):
                 target.s3.put_object(Bucket=bucket, Key=prefix + name, Body=body)
@@ -164,6 +164,10 @@ def _sha256(path: Path) -> str:
         while block := content.read(1 << 20):
             found.update(block)
         return found.hexdigest()
+
+
+def _spell_size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def _size(body: Path | bytes) -> int:

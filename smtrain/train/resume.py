@@ -8,20 +8,26 @@ from typing import Any
 
 import torch.distributed as dist
 
-from smtrain.checkpoint.native import whole_checkpoints
+from smtrain.checkpoint import manifest as checkpoint_manifest
 from smtrain.config import JobConfig
 from smtrain.config.schema import digest
 from smtrain.data.manifest import Manifest
 from smtrain.errors import CheckpointError
 
 
-def newest_common(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole on the disk of every host. Collective."""
-    mine = {path.name: path for path in whole_checkpoints(folder)}
+def newest_common(folder: Path) -> tuple[int, Path] | None:
+    """Step and folder of the newest checkpoint that is whole on the disk of every host. Collective."""
+    mine = {}
+    for step, path in checkpoint_manifest.checkpoints(folder):
+        reason = checkpoint_manifest.fault(path)
+        if reason is None:
+            mine[step] = path
+        elif dist.get_rank() == 0:
+            print(f"passing over checkpoint {path.name}: {reason}", flush=True)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, sorted(mine))
     common = set(mine).intersection(*map(set, everyone))
-    return mine[max(common)] if common else None
+    return (max(common), mine[max(common)]) if common else None
 
 
 def position(config: JobConfig, manifest: Manifest, samples: int) -> dict[str, Any]:

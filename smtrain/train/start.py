@@ -27,7 +27,7 @@ def start(config: JobConfig, container: Container) -> None:
     data = container.channel("data")
     manifest = Manifest.load(data)
     weights = None
-    resumed_from = newest_common(container.checkpoint_dir)
+    step, resumed_from = newest_common(container.checkpoint_dir) or (0, None)
     if resumed_from and not config.checkpoint.resume:
         raise CheckpointError(
             f"checkpoint.resume: is false, but the run has checkpoints up to {resumed_from.name}; "
@@ -56,7 +56,7 @@ def start(config: JobConfig, container: Container) -> None:
     if resumed_from:
         state = engine.load(resumed_from)
         samples = check_position(resumed_from, state, position(config, manifest, 0))
-        first_step = int(resumed_from.name.removeprefix("step_")) + 1
+        first_step = step + 1
     log = None
     if engine.rank == 0:
         _announce(config, engine.parameters, resumed_from.name if resumed_from else None)
