@@ -45,11 +45,13 @@ def write_nxd(
     shape = ModelShape.from_config(source.config)
     layout = Layout(shape, tp, pp, kv_order, kv_multiplier=kv_multiplier)
     form: Qkv = qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
-    if form == "separate" and layout.kv_multiplier > 1:
+    if form in ("separate", "fused_mha") and layout.kv_multiplier > 1:
         raise CheckpointError(
-            f"{shape.kv_heads} key/value heads cannot be kept as separate projections for tp {tp} in NxD's layout; "
-            "take the grouped form."
+            f"{shape.kv_heads} key/value heads, held {layout.kv_multiplier} times each for tp {tp}, cannot be kept in "
+            f"NxD's {form} form; take the grouped form."
         )
+    if form == "fused_mha" and shape.heads != shape.kv_heads:
+        raise CheckpointError("NxD's fused_mha form has as many key/value heads as queries; take the fused form.")
     with whole_folder(target, MANIFEST, replaces=("model/dp_rank_00_tp_rank_*_pp_rank_*.pt",)) as folder:
         (folder / "model").mkdir()
         files = {}
@@ -201,7 +203,7 @@ class NxDSource:
         if fused in held:
             keys = self._shards[0, held[fused]][fused].shape[0] * self.tp - shape.heads * shape.head_dim
             return "fused", max(1, keys // (2 * rows))
-        return ("fused" if f"{first}.qkv_proj.weight" in held else "separate"), 1
+        return ("fused_mha" if f"{first}.qkv_proj.weight" in held else "separate"), 1
 
     def _check(self, held: dict[str, int], form: Qkv) -> None:
         for spec in self._shape.specs:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from smtrain.checkpoint.layout import Layout
-from smtrain.model.families import FAMILIES, ModelShape
+from smtrain.model.families import FAMILIES
 
-Qkv = Literal["separate", "grouped", "fused"]
+Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
+"""q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""
 
 _FILE = re.compile(r"(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt)")
 
@@ -30,21 +31,20 @@ class Stored:
 def stored(layout: Layout, pp_rank: int, qkv: Qkv) -> list[Stored]:
     """What the file of a rank on stage `pp_rank` holds, in order.
 
-    `qkv` is how attention inputs are kept: q_proj/k_proj/v_proj, `qkv_proj.weight_q/k/v`, or one fused tensor. Gate and
-    up projections are always one tensor. A tied head is stored beside its embedding, as NxD loads both.
+    Gate and up projections are always one tensor. A tied head is stored beside its embedding, as NxD loads both.
     """
     shape = layout.shape
     out = []
     for name in layout.names(pp_rank):
         if name == shape.embed_name and pp_rank != 0:
             continue  # the last stage of a tied model holds it as the head
-        out += _stored_as(name, qkv, shape)
+        out += _stored_as(name, qkv)
     if shape.tied and pp_rank == layout.pp - 1:
         out.append(Stored(f"{FAMILIES[shape.family].head}.weight", (shape.embed_name,)))
     return out
 
 
-def _stored_as(name: str, qkv: Qkv, shape: ModelShape) -> list[Stored]:
+def _stored_as(name: str, qkv: Qkv) -> list[Stored]:
     stem, kind = name.rsplit(".", 1)
     block, _, leaf = stem.rpartition(".")
     if leaf in ("gate_proj", "up_proj"):
@@ -52,10 +52,9 @@ def _stored_as(name: str, qkv: Qkv, shape: ModelShape) -> list[Stored]:
         return [Stored(f"{block}.gate_up_proj.{kind}", both)] if leaf == "gate_proj" else []
     if leaf in ("q_proj", "k_proj", "v_proj") and qkv == "grouped":
         return [Stored(f"{block}.qkv_proj.{kind}_{leaf[0]}", (name,))]
-    if leaf in ("q_proj", "k_proj", "v_proj") and qkv == "fused":
-        # NxD's fused form of plain multi-head attention has a name of its own
-        fused = kind if shape.heads == shape.kv_heads else f"{kind}_qkv"
+    if leaf in ("q_proj", "k_proj", "v_proj") and qkv in ("fused", "fused_mha"):
         parts = tuple(f"{block}.{part}_proj.{kind}" for part in "qkv")
+        fused = kind if qkv == "fused_mha" else f"{kind}_qkv"
         return [Stored(f"{block}.qkv_proj.{fused}", parts)] if leaf == "q_proj" else []
     return [Stored(name, (name,))]
 
