@@ -1,0 +1,181 @@
+"""A whole run on the local control plane: through the same calls, requests and containers as on AWS."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.job.inputs import list_objects, split_uri
+from smtrain.job.stages import list_jobs
+from smtrain.job.target import Target
+
+pytestmark = pytest.mark.slow
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def base(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "name": "whole",
+        "target": "local",
+        "model": {"path": trained_inputs["model"]},
+        "data": {"path": trained_inputs["text"]},
+        "parallel": {"tp": 2, "pp": 2, "micro_batch_size": 1},
+        "train": {
+            "steps": STEPS, "global_batch_size": 32, "seq_len": 32, "precision": "fp32", "lr": 3e-3, "warmup_steps": 2,
+            "save_interval": 4,
+        },
+        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+        "generate": {"prompts": ["the red fox"], "max_new_tokens": 8},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(base: dict[str, Any]) -> smtrain.Run:
+    """Two hosts of two processes, all five stages."""
+    return smtrain.run(base, say=lambda _: None)
+
+
+def exact_records(job: smtrain.Job) -> dict[int, dict[str, Any]]:
+    """The numbers of every step as the job's metrics.jsonl has them: unrounded."""
+    bucket, prefix = split_uri(job.output.removesuffix("model/") + "data/metrics.jsonl")
+    body = job.target.s3.get_object(Bucket=bucket, Key=prefix)["Body"].read().decode()
+    return {record["step"]: record for record in map(json.loads, body.splitlines())}
+
+
+def losses(job: smtrain.Job) -> dict[int, tuple[float, float]]:
+    return {step: (record["loss"], record["grad_norm"]) for step, record in exact_records(job).items()}
+
+
+def wait_for_step(job: smtrain.Job, step: int) -> None:
+    for event in job.events(poll=0.05):
+        if not isinstance(event, str) and event.text.startswith(f"step={step} "):
+            return
+    raise AssertionError(f"{job.name} ended before step {step}: {job.failure}")
+
+
+def kill_all_of(job: smtrain.Job) -> int:
+    """kill -9 every process that runs for the job, as a power cut would."""
+    killed = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"TRAINING_JOB_NAME={job.name}".encode() in environment:
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def test_a_run_goes_from_text_to_text(whole: smtrain.Run) -> None:
+    assert [result.stage for result in whole.results] == ["prepare", "convert", "train", "export", "generate"]
+    assert not any(result.skipped for result in whole.results)
+    assert len(whole.loss) == STEPS
+    assert whole.loss[-1] < whole.loss[0] - 0.5
+    assert set(whole.metrics[0]) >= {"step", "loss", "grad_norm", "lr", "tokens_per_s", "mfu"}
+    assert [text["prompt"] for text in whole.texts] == ["the red fox"]
+    assert whole.job("train").describe()["FinalMetricDataList"]
+
+
+def test_run_again_does_nothing_again(whole: smtrain.Run, base: dict[str, Any]) -> None:
+    before = {job.name for job in list_jobs(Target("local"), limit=100)}
+    again = smtrain.run(base, say=lambda _: None)
+    assert all(result.skipped for result in again.results)
+    assert {job.name for job in list_jobs(Target("local"), limit=100)} == before
+    assert again.loss == whole.loss
+    said: list[str] = []
+    assert smtrain.launch(base, stage="train", say=said.append).name == whole.job("train").name
+    assert "has done this already" in said[0]
+
+
+def test_the_export_is_an_ordinary_model(whole: smtrain.Run, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = whole.download(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer("the red fox", return_tensors="pt")
+    written = model.generate(input_ids=inputs["input_ids"], max_new_tokens=8, do_sample=False, pad_token_id=0)
+    text = tokenizer.decode(written[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert text.strip() == whole.texts[0]["completion"].strip()
+    assert model.dtype == torch.float32
+
+
+def test_a_job_in_hand_tells_its_state(whole: smtrain.Run) -> None:
+    job = smtrain.Job(whole.job("train").name, "local")
+    assert job.status == "Completed"
+    assert [uri.rstrip("/")[-4:] for uri in job.checkpoints] == ["0016", "0020"]
+    assert job.loss == pytest.approx([record["loss"] for record in exact_records(job).values()], abs=1e-6)
+    assert {line.host for line in job.lines()} >= {"algo-1"}
+    assert not list_objects(job.target, job.checkpoints[0] + "nothing")
+    job.stop()
+    assert job.status == "Completed"
+    with pytest.raises(smtrain.JobError, match="no such job on target local"):
+        smtrain.Job("nobody", "local").describe()
+
+
+def test_killed_between_steps_the_same_command_goes_on_bit_for_bit(whole: smtrain.Run, base: dict[str, Any]) -> None:
+    other = {**base, "name": "killed", "data": {"prepared": whole.job("prepare").output}}
+    expected = losses(whole.job("train"))
+    job = smtrain.launch(other, wait=False, say=lambda _: None)
+    wait_for_step(job, 9)
+    assert kill_all_of(job) >= 4
+    with pytest.raises(smtrain.JobError, match="ended as Failed"):
+        job.wait()
+    before = losses(job)
+    assert {step: expected[step] for step in before} == before
+    again = smtrain.launch(other, say=lambda _: None)
+    assert again.name == f"{job.name}-2"
+    after = losses(again)
+    assert min(after) > 4, "it began anew instead of going on"
+    assert min(after) <= max(before) + 1
+    assert max(after) == STEPS
+    assert {step: expected[step] for step in after} == after
+
+
+def test_stopped_it_saves_and_the_same_command_goes_on(whole: smtrain.Run, base: dict[str, Any]) -> None:
+    other = {
+        **base,
+        "name": "stopped",
+        "data": {"prepared": whole.job("prepare").output},
+        "train": {**base["train"], "save_interval": 1000},
+    }
+    job = smtrain.launch(other, wait=False, say=lambda _: None)
+    wait_for_step(job, 2)
+    joined = smtrain.launch(other, wait=False, say=lambda _: None)
+    assert joined.name == job.name
+    with pytest.raises(smtrain.JobError, match="is writing checkpoints of run 'stopped'"):
+        smtrain.launch(other, train={"lr": 1e-3}, wait=False, say=lambda _: None)
+    job.stop()
+    while job.status != "Stopped":
+        time.sleep(0.1)
+    done = max(losses(job))
+    assert done < STEPS
+    assert [uri.rstrip("/")[-8:] for uri in job.checkpoints] == [f"{done:08d}"]
+    again = smtrain.launch(other, say=lambda _: None)
+    expected, after = losses(whole.job("train")), losses(again)
+    assert min(after) == done + 1
+    assert {step: expected[step] for step in after} == after
+
+
+def test_a_failing_stage_is_one_sentence_with_its_cause(base: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nnot json\n')
+    with pytest.raises(smtrain.JobError) as caught:
+        smtrain.run(base, name="broken", data={"path": str(tmp_path)}, say=lambda _: None)
+    message = str(caught.value)
+    assert "broken-prepare-" in message
+    assert "a.jsonl" in message
+    assert "Traceback" not in message
+    with pytest.raises(smtrain.JobError, match="train reads what prepare writes"):
+        smtrain.launch(base, name="broken", data={"path": str(tmp_path)}, say=lambda _: None)
