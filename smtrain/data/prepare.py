@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -229,7 +230,16 @@ def _start_worker(folder: str) -> None:
     global _worker_tokenizer
     # the processes are the parallelism; threads within each would only compete
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker_tokenizer = load_tokenizer(Path(folder))
+
+
+def _end_with_parent() -> None:
+    # a killed parent cannot tell its workers to end, and they would wait for tasks for ever
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(task: list[Block], eos_id: int | None, text_column: str) -> list[_Piece]:

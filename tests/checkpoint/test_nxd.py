@@ -112,7 +112,7 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, dict[str, Any]]:
 
 
 @given(models(), models().map(lambda m: m[1:3]), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=35)
 def test_there_and_back_is_the_identity(tmp_path_factory, model, other, dtype) -> None:
     config, tp, pp, how = model
     root = tmp_path_factory.mktemp("trip")
@@ -129,7 +129,7 @@ def test_there_and_back_is_the_identity(tmp_path_factory, model, other, dtype) -
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_any_slice_of_any_parameter(tmp_path_factory, data) -> None:
     config, tp, pp, how = data.draw(models())
     root = tmp_path_factory.mktemp("slice")

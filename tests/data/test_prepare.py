@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +186,51 @@ def test_progress_is_a_line_where_there_is_no_terminal(
     monkeypatch.setattr(progress_module, "LINE_SECONDS", 0.0)
     prepare(text, tmp_path / "out", tokenizer_folder, seq_len=8)
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from smtrain.data import prepare, sources
+from smtrain.data.prepare import prepare as run
+
+def hang(progress):
+    print("under way", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    prepare.BLOCK_BYTES = sources.BLOCK_BYTES = 4096
+    run(*map(Path, sys.argv[1:]), seq_len=32, workers=2, progress=hang)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
+def test_a_killed_run_leaves_no_process_and_a_rerun_completes_it(
+    text: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    out, script = tmp_path / "out", tmp_path / "killed.py"
+    script.write_text(KILLED)
+    command = [sys.executable, str(script), str(text), str(out), str(tokenizer_folder)]
+    root = str(Path(prepare_module.__file__).parents[2])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"under way\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+    assert len(children) >= 2
+    deadline = time.monotonic() + 60
+    while any(_alive(child) for child in children):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.05)
+    assert not (out / "manifest.json").exists()
+    prepare(text, out, tokenizer_folder, seq_len=32, progress=ignore)
+    prepare(text, tmp_path / "undisturbed", tokenizer_folder, seq_len=32, progress=ignore)
+    contents = [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in (out, tmp_path / "undisturbed")]
+    assert contents[0] == contents[1]
+
+
+def _alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
