@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from smtrain.checkpoint.hf import HFSource, write_hf
 from smtrain.errors import CheckpointError
-from tests.checkpoint.models import LLAMA, NEOX, hf_folder, weights_of
+from tests.checkpoint.folders import LLAMA, NEOX, hf_folder, weights_of
 
 
 @pytest.mark.parametrize("limit", [10**9, 4000, 1])

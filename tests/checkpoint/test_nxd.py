@@ -18,7 +18,7 @@ from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.nxd import NxDSource, write_nxd
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
-from tests.checkpoint.models import LLAMA, hf_folder, random_weights, same, weights_of
+from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "nxd"
 needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is not here: it lies beside the checkout")

@@ -17,7 +17,7 @@ from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
-from tests.checkpoint.models import LLAMA, hf_folder, random_weights, same, weights_of
+from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 
 def native(folder: Path, config: dict[str, Any], step: int, scale: float = 1.0) -> Path:
