@@ -111,7 +111,7 @@ class ModelShape:
             raise CheckpointError(
                 f"config.json has model_type {kind!r}, which smtrain cannot train: take one of {', '.join(FAMILIES)}"
             )
-        got = {**family.defaults, **{k: v for k, v in config.items() if v is not None}}
+        got = {**family.defaults, **config}  # a null in config.json is no default: it means "none", or "as the others"
 
         def size(key: str) -> int:
             value = got.get(key)
@@ -123,9 +123,9 @@ class ModelShape:
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")
         neox = kind == "gpt_neox"
-        kv_heads = size("num_key_value_heads") if "num_key_value_heads" in got and not neox else heads
-        head_dim = size("head_dim") if "head_dim" in got and not neox else hidden // heads
-        if heads % kv_heads or ("head_dim" not in got and hidden % heads):
+        kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not neox else heads
+        head_dim = size("head_dim") if got.get("head_dim") is not None and not neox else hidden // heads
+        if heads % kv_heads or (got.get("head_dim") is None and hidden % heads):
             raise CheckpointError(
                 f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
                 f"multiple of num_key_value_heads = {kv_heads}"

@@ -1,49 +1,31 @@
-"""Tiny models of every family as Hugging Face folders with random weights, made without transformers."""
+"""Model shapes for layout and checkpoint tests, as hypothesis draws them."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+from hypothesis import strategies as st
 
-from smtrain.checkpoint.sources import WeightSource
-from smtrain.model.families import ModelShape
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 40,
-    "tie_word_embeddings": False,
-}
-NEOX: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {"model_type": "gpt_neox"}
+from smtrain.model.families import FAMILIES
 
 
-def random_weights(
-    config: dict[str, Any], dtype: torch.dtype = torch.float32, seed: int = 0
-) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    specs = ModelShape.from_config(config).specs
-    return {spec.name: torch.randn(spec.shape, generator=generator).to(dtype) for spec in specs}
-
-
-def hf_folder(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(random_weights(config, dtype), folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-def weights_of(source: WeightSource) -> dict[str, torch.Tensor]:
-    return {name: source.read(name) for name in source.names()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Same names, types, shapes and bits."""
-    return a.keys() == b.keys() and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A small config.json of any family."""
+    kv, group = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    head_dim = draw(st.sampled_from([2, 4]))
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    config = {
+        "model_type": family,
+        "num_attention_heads": kv * group,
+        "hidden_size": kv * group * head_dim,
+        "num_hidden_layers": draw(st.integers(1, 6)),
+        "intermediate_size": 16 * draw(st.integers(1, 2)),
+        "vocab_size": draw(st.integers(1, 40)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+    }
+    if family != "gpt_neox":
+        config |= {"num_key_value_heads": kv, "head_dim": draw(st.sampled_from([2, 4]))}
+    return config

@@ -51,6 +51,8 @@ def init_distributed(device_type: str | None = None) -> torch.device:
                 rank=0,
                 world_size=1,
             )
+        if kind == "cpu":
+            dist.barrier()  # gloo connects here: who fails at once must not close what others still make
     return device
 
 

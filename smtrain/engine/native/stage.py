@@ -41,7 +41,7 @@ class Stage(nn.Module):
         self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
         self.recompute = options.activation_checkpointing == "full"
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
-        self.config = AutoConfig.for_model(**{k: v for k, v in config.items() if k != "transformers_version"})
+        self.config = _transformers_config(config)
         for key in ("attention_dropout", "hidden_dropout"):
             if getattr(self.config, key, 0):
                 log.warning(
@@ -282,6 +282,14 @@ class Stage(nn.Module):
         slides = window is not None and like.shape[1] > window
         sliding = create_sliding_window_causal_mask(**kwargs) if slides else full
         return [sliding if kind == "sliding_attention" else full for kind in types]
+
+
+def _transformers_config(config: dict[str, Any]) -> Any:
+    try:
+        return AutoConfig.for_model(**{k: v for k, v in config.items() if k != "transformers_version"})
+    except Exception as error:  # its validation errors have no common class
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"transformers does not take this config.json: {reason}") from None
 
 
 class _RowParallel(nn.Module):

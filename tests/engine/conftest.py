@@ -1,0 +1,25 @@
+"""The processes that engine tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.world import World
+
+
+@pytest.fixture(scope="session")
+def four() -> Iterator[World]:
+    """Four processes."""
+    world = World(4)
+    yield world
+    world.stop()
+
+
+@pytest.fixture(scope="session")
+def solo() -> Iterator[World]:
+    """One process: the single-process engine, and plain transformers."""
+    world = World(1)
+    yield world
+    world.stop()

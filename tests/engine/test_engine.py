@@ -1,0 +1,90 @@
+"""What the engine refuses, and joining a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smtrain.engine.native import comm
+from tests.engine import cases
+from tests.engine.cases import CONFIGS, mesh
+from tests.engine.world import World
+
+
+def arrays(config: dict[str, object]) -> dict[str, object]:
+    return {name: tensor.numpy() for name, tensor in cases.weights(config).items()}
+
+
+def test_missing_and_misshaped_weights_are_named_on_every_rank(four: World) -> None:
+    config = CONFIGS["llama"]
+    lacking = arrays(config)
+    del lacking["model.layers.3.mlp.up_proj.weight"]  # only the second stage reads it
+    answers = four.run(cases.try_build, config, mesh("221"), lacking)
+    assert all("lack model.layers.3.mlp.up_proj.weight" in a for a in answers)
+    other = arrays({**config, "vocab_size": 500})
+    answers = four.run(cases.try_build, config, mesh("221"), other)
+    assert all("model.embed_tokens.weight is [500, 64] in the weights and [512, 64]" in a for a in answers)
+
+
+def test_weights_under_the_modules_own_name_are_found(solo: World) -> None:
+    config = CONFIGS["gpt_neox"]
+    renamed = arrays(config)
+    renamed["lm_head.weight"] = renamed.pop("embed_out.weight")
+    assert solo.run(cases.try_build, config, mesh("111"), renamed) == ["built"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("222", "parallel.tp x pp x dp = 2 x 2 x 2 must be the number of processes, 4"),
+        ("811", "parallel.tp = 8 does not divide the model's 4 attention heads"),
+        ("181", "parallel.pp = 8 is more than the model's 4 layers"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(text: str, words: str, four: World) -> None:
+    answers = four.run(cases.try_build, CONFIGS["llama"], mesh(text), None)
+    assert all(words in a for a in answers)
+
+
+def test_a_sequence_that_tp_cannot_cut_is_refused(four: World) -> None:
+    answers = four.run(cases.try_step, CONFIGS["llama"], mesh("212 sp"), 31)
+    assert all("31 tokens (train.seq_len) into 2 parts" in a for a in answers)
+
+
+SCRIPT = """
+import sys
+import torch.distributed as dist
+from smtrain.engine.native import init_distributed
+device = init_distributed("cpu")
+assert init_distributed("cpu") == device
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()} {device} {dist.get_backend()}\\n")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_joining_a_job_with_and_without_torchrun(processes: int, tmp_path: Path) -> None:
+    script = tmp_path / "join.py"
+    script.write_text(SCRIPT)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
+    root = str(Path(cases.__file__).parents[2])
+    job = subprocess.run(
+        [sys.executable, *torchrun, str(script)],
+        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert job.returncode == 0, job.stderr
+    world = max(1, processes)
+    assert sorted(job.stdout.split("\n")) == ["", *(f"rank {r} of {world} cpu gloo" for r in range(world))]
+
+
+def test_a_device_without_a_backend_is_refused() -> None:
+    with pytest.raises(comm.ConfigError, match="no backend for device 'abacus'"):
+        comm.init_distributed("abacus")

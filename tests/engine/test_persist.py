@@ -1,0 +1,206 @@
+"""Checkpoints: exact on the same mesh, equal on any other, whole or not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from smtrain.checkpoint import manifest
+from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.native import KINDS, NativeSource, StateReader
+from smtrain.model.families import ModelShape
+from tests.engine import cases
+from tests.engine.cases import CONFIGS, mesh
+from tests.engine.world import Died, World
+
+
+def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Master weights and moments under HF names, whole."""
+    reader = StateReader(checkpoint)
+    layout = Layout(ModelShape.from_config(reader.manifest.config))
+    names = [s.name for s in layout.shape.specs]
+    return {f"{kind} {name}": reader.read(kind, name, layout, 0).numpy() for kind in KINDS for name in names}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_steps_change_no_bit(name: str, four: World, tmp_path: Path) -> None:
+    config = CONFIGS[name]
+    given = cases.weights(config)
+    for text in ("221 sp", "212", "141", "411"):
+        if text == "411" and name.startswith("gpt_neox"):
+            continue  # heads there have no groups to copy
+        four.run(cases.save_start, config, text, tmp_path / text)
+        found = cases.read_all(tmp_path / text / "step_00000000")
+        assert found.keys() == given.keys()
+        assert all(torch.equal(found[n], given[n]) for n in given), text
+
+
+def test_no_steps_change_no_bit_of_bf16(four: World, tmp_path: Path) -> None:
+    config = CONFIGS["llama-tied-509"]
+    four.run(cases.save_start, config, "221 bf16", tmp_path)
+    found, given = cases.read_all(tmp_path / "step_00000000"), cases.weights(config)
+    assert all(torch.equal(found[n], given[n].bfloat16()) for n in given)
+
+
+@pytest.mark.parametrize("name", ["llama-tied-509", "qwen3", "gpt_neox"])
+def test_a_random_start_is_the_same_on_every_mesh(name: str, four: World, solo: World, tmp_path: Path) -> None:
+    config = CONFIGS[name]
+    solo.run(cases.save_start, config, "111", tmp_path / "solo", 5)
+    expected = cases.read_all(tmp_path / "solo" / "step_00000000")
+    for spec in ModelShape.from_config(config).specs:
+        values = expected[spec.name]
+        if len(spec.shape) > 1:
+            assert float(values.std()) == pytest.approx(config["initializer_range"], rel=0.1)
+        else:
+            assert (values == (0.0 if spec.name.endswith("bias") else 1.0)).all()
+    for text in ("221", "122", "212 sp"):
+        four.run(cases.save_start, config, text, tmp_path / text, 5)
+        found = cases.read_all(tmp_path / text / "step_00000000")
+        assert all(torch.equal(found[n], expected[n]) for n in expected), text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama", "221"),
+        ("llama-tied-509", "122 m2"),
+        ("qwen3", "212 sp full"),
+        ("llama", "212 bf16"),
+        ("gpt_neox", "122 bf16"),
+    ],
+)
+def test_going_on_is_bit_identical(name: str, text: str, four: World, tmp_path: Path) -> None:
+    config = CONFIGS[name]
+    uninterrupted = four.run(cases.train_and_save, config, mesh(text), tmp_path, 3, 7)[0]
+    answers = four.run(cases.resume, config, mesh(text), tmp_path / "step_00000003", 3, 7)
+    for state, resumed in answers:
+        assert state == {"consumed": 24}
+        assert resumed == uninterrupted
+
+
+def test_any_mesh_goes_on_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
+    config = CONFIGS["llama-tied-509"]
+    going = four.run(cases.train_and_save, config, mesh("221"), tmp_path, 3, 7)[0]
+    checkpoint = tmp_path / "step_00000003"
+    before = whole_state(checkpoint)
+    for world, text in ((four, "122"), (four, "212"), (four, "411 sp"), (four, "114"), (solo, "111")):
+        _, resumed = world.run(cases.resume, config, mesh(text), checkpoint, 3, 7)[0]
+        np.testing.assert_allclose([r[0] for r in resumed], [r[0] for r in going], rtol=1e-5, err_msg=text)
+        world.run(cases.save_again, config, mesh(text), checkpoint, tmp_path / text, 3)
+        after = whole_state(tmp_path / text / "step_00000003")
+        assert all(np.array_equal(after[k], before[k]) for k in before), text
+        checkpoint = tmp_path / text / "step_00000003"
+
+
+def test_master_weights_of_bf16_survive_every_mesh(four: World, tmp_path: Path) -> None:
+    config = CONFIGS["llama"]
+    four.run(cases.train_and_save, config, mesh("212 bf16"), tmp_path / "0", 2, 2)
+    checkpoint = tmp_path / "0" / "step_00000002"
+    before = whole_state(checkpoint)
+    assert any((v != torch.from_numpy(v).bfloat16().float().numpy()).any() for v in before.values())
+    for text in ("122 bf16", "411 sp bf16", "221"):
+        four.run(cases.save_again, config, mesh(text), checkpoint, tmp_path / text, 2)
+        checkpoint = tmp_path / text / "step_00000002"
+        after = whole_state(checkpoint)
+        assert all(np.array_equal(after[k], before[k]) for k in before), text
+
+
+def test_a_killed_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    config, options = CONFIGS["llama"], mesh("112")
+    losses = {}
+    for run in ("uninterrupted", "killed"):
+        folder = tmp_path / run
+        folder.mkdir()
+        world = World(2)
+        if run == "killed":
+            with pytest.raises(Died):
+                world.run(cases.train_until_killed, config, options, folder, 4)
+        world.run(cases.train_until_killed, config, options, folder, -1)
+        world.stop()
+        losses[run] = dict(line.split(" ", 1) for line in (folder / "losses").read_text().splitlines())
+    assert len(losses["killed"]) == 8
+    assert losses["killed"] == losses["uninterrupted"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new step", "same step again"])
+def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, tmp_path: Path) -> None:
+    config, step = CONFIGS["llama-tied-509"], 3 if again else 4
+    solo = World(1)
+    outcomes = []
+    for moment in range(12):
+        folder = tmp_path / str(moment)
+        solo.run(cases.save_start, config, "111", folder / "first")
+        shutil.move(folder / "first" / "step_00000000", folder / "step_00000003")
+        _rename_step(folder / "step_00000003")
+        first = cases.read_all(folder / "step_00000003")
+        try:
+            solo.run(cases.die_saving, config, folder, step, moment)
+            outcomes.append("survived")
+        except Died:
+            outcomes.append("died")
+        newest = manifest.newest_whole(folder)
+        assert newest is not None
+        manifest.verify(newest)
+        found = cases.read_all(newest)
+        is_first = all(torch.equal(first[n], found[n]) for n in first)
+        is_new = manifest.Manifest.read(newest).state == {"moment": moment}
+        assert is_first != is_new
+        if outcomes[-1] == "survived":
+            assert is_new
+            break
+    solo.stop()
+    assert outcomes[0] == "died"
+    assert outcomes[-1] == "survived", "the last moments must lie after the save"
+    assert len(outcomes) > 6
+
+
+def _rename_step(checkpoint: Path) -> None:
+    path = checkpoint / manifest.NAME
+    path.write_text(path.read_text().replace('"step": 0', '"step": 3'))
+
+
+def test_hosts_with_their_own_disks(four: World, tmp_path: Path) -> None:
+    config, options = CONFIGS["llama"], mesh("221")
+    disks = [tmp_path / "algo-1", tmp_path / "algo-2"]
+    four.run(cases.save_on_hosts, config, options, disks)
+    assert manifest.newest_whole(disks[0]) is None, "half the files are on the other host"
+    assert [p.name for _, p in manifest.checkpoints(disks[1])] == [f"step_{s:08d}" for s in (1, 2, 3)]
+    four.run(cases.prune_on_hosts, config, options, disks, 2)
+    for disk in disks:
+        assert [step for step, _ in manifest.checkpoints(disk)] == [2, 3]
+    together = tmp_path / "s3"
+    for disk in disks:
+        shutil.copytree(disk, together, dirs_exist_ok=True)
+    newest = manifest.newest_whole(together)
+    assert newest == together / "step_00000003"
+    manifest.verify(newest)
+    resumed = four.run(cases.resume, config, options, newest, 3, 4)[0][1]
+    assert resumed == four.run(cases.train, config, options, 4)[0][3:]
+
+
+def test_saving_a_whole_step_again_replaces_it(solo: World, tmp_path: Path) -> None:
+    config = CONFIGS["llama"]
+    for seed in (1, 2, 3):
+        solo.run(cases.save_start, config, "111", tmp_path, seed)
+    checkpoint = tmp_path / "step_00000000"
+    manifest.verify(checkpoint)
+    solo.run(cases.save_start, config, "111", tmp_path / "third", 3)
+    expected = cases.read_all(tmp_path / "third" / "step_00000000")
+    assert all(torch.equal(v, expected[n]) for n, v in cases.read_all(checkpoint).items())
+    assert len(list(checkpoint.rglob("*.safetensors"))) == 2, "the replaced files are gone"
+    assert NativeSource(checkpoint).dtype("lm_head.weight") is torch.float32
+
+
+def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, solo: World, tmp_path: Path) -> None:
+    solo.run(cases.save_start, CONFIGS["llama"], "111", tmp_path)
+    answers = four.run(cases.try_load, CONFIGS["qwen3"], mesh("212"), tmp_path / "step_00000000")
+    assert all("another model" in a and "step_00000000" in a for a in answers)
+    gone = tmp_path / "step_00000000" / "model" / "tp000_pp000.safetensors"
+    gone.unlink()
+    answers = four.run(cases.try_load, CONFIGS["llama"], mesh("212"), tmp_path / "step_00000000")
+    assert all(str(gone) in a and "missing" in a for a in answers)
