@@ -116,7 +116,8 @@ def _publish(stream: Any, stamp: int, lines: list[str]) -> None:
 
 
 def _scan(job: Job, metrics: list[tuple[str, re.Pattern[str]]], stamp: int, lines: list[str]) -> None:
-    at = datetime.datetime.fromtimestamp(stamp / 1000, datetime.timezone.utc)
+    # moto compares with naive UTC times.
+    at = datetime.datetime.fromtimestamp(stamp / 1000, datetime.timezone.utc).replace(tzinfo=None)
     points = []
     for line in lines:
         for name, pattern in metrics:

@@ -49,9 +49,10 @@ class Gate:
             return "smtrain's local control plane does not answer web pages"
         if path.startswith("/moto-api"):
             return "moto's own API, which can erase all state, is closed here"
-        # AWS puts the key into `Credential=KEY/date/...` of the header or of a presigned URL.
-        signed = environ.get("HTTP_AUTHORIZATION", "") + "&" + environ.get("QUERY_STRING", "")
-        marks = (f"Credential={self.access_key}/", f"Credential={self.access_key}%2F")
+        # The key is in `Credential=KEY/date/...` of the header or of a presigned URL, or in that of an older one.
+        signed = environ.get("HTTP_AUTHORIZATION", "") + "&" + environ.get("QUERY_STRING", "") + "&"
+        key = self.access_key
+        marks = (f"Credential={key}/", f"Credential={key}%2F", f"AWSAccessKeyId={key}&")
         if not any(mark in signed for mark in marks):
             return "this request does not carry the access key of this home's endpoint.json"
         return None
@@ -136,6 +137,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
+    gate.last_request = time.monotonic()
     if idle_exit is not None:
         threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
     write_atomically(state / "endpoint.json", json.dumps(written))

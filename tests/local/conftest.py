@@ -18,6 +18,7 @@ from smtrain.local.endpoint import server_environment
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "/aws/sagemaker/TrainingJobs"
 GRACE = 1.5
+PATIENCE = 120  # seconds until a test that waits for something gives up
 
 
 def serve(home: Path, *options: str) -> Endpoint:
@@ -33,6 +34,15 @@ def serve(home: Path, *options: str) -> Endpoint:
         time.sleep(0.05)
     process.returncode = 0  # it is ended by shut_down or by a kill of the test's
     return endpoint
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """Poll until the condition gives something true, and give that."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -95,11 +105,13 @@ class Client:
 
     def wait(self, name: str, until: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
         """Poll until the job has ended, or until `until` holds."""
-        while True:
+
+        def reached() -> dict[str, Any] | None:
             job = self.describe(name)
-            if job["TrainingJobStatus"] in ("Completed", "Failed", "Stopped") or (until and until(job)):
-                return job
-            time.sleep(0.05)
+            ended = job["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
+            return job if ended or (until and until(job)) else None
+
+        return wait_for(reached)
 
     def run(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
         return self.wait(self.start(command, **changes))
@@ -120,9 +132,7 @@ class Client:
 
     def wait_for_line(self, name: str, line: str, host: str = "algo-1") -> None:
         self.wait(name, lambda job: job["SecondaryStatus"] == "Training")
-        while line not in (seen := self.lines(name, host)):
-            assert self.describe(name)["TrainingJobStatus"] == "InProgress", seen
-            time.sleep(0.05)
+        wait_for(lambda: line in self.lines(name, host))
 
     def put(self, key: str, body: bytes | str = b"x") -> str:
         """Store an object; gives the URI of its folder."""

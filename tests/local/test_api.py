@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def test_transitions_follow_each_other_without_a_gap(client: Client) -> None:
     job = client.completed("true")
     steps = job["SecondaryStatusTransitions"]
     assert [s["Status"] for s in steps] == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
-    assert all(a["EndTime"] == b["StartTime"] for a, b in zip(steps[:-1], steps[1:], strict=True))
+    assert all(a["EndTime"] == b["StartTime"] for a, b in itertools.pairwise(steps))
     assert job["CreationTime"] <= job["TrainingStartTime"] <= job["TrainingEndTime"] <= job["LastModifiedTime"]
     assert job["TrainingTimeInSeconds"] >= 1
     assert job["BillableTimeInSeconds"] >= 1

@@ -55,7 +55,9 @@ def test_failure_reason_is_cut_to_what_aws_keeps(client: Client) -> None:
 
 
 def test_one_host_that_fails_ends_the_others(client: Client) -> None:
-    command = 'if [ $HOSTNAME = algo-2 ]; then sleep 0.5; echo mine > /opt/ml/output/failure; exit 7; else sleep 999; fi'
+    command = (
+        "if [ $HOSTNAME = algo-2 ]; then sleep 0.5; echo mine > /opt/ml/output/failure; exit 7; else sleep 999; fi"
+    )
     job = client.run(command, hosts=2)
     assert job["FailureReason"] == "AlgorithmError: mine, exit code: 7"
 
@@ -88,9 +90,7 @@ def test_stop_kills_the_deaf_after_the_grace(client: Client) -> None:
 
 
 def test_time_limit(client: Client) -> None:
-    job = client.run(
-        TRAP + "; echo m > /opt/ml/model/w", StoppingCondition={"MaxRuntimeInSeconds": 1}, hosts=1
-    )
+    job = client.run(TRAP + "; echo m > /opt/ml/model/w", StoppingCondition={"MaxRuntimeInSeconds": 1}, hosts=1)
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert client.lines(job)[-1] == "got TERM"
 

@@ -1,0 +1,49 @@
+"""Model and output artefacts of all hosts."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+from .conftest import Client
+
+WRITE = """
+cd /opt/ml/model; mkdir sub; echo $HOSTNAME > both; echo $HOSTNAME > sub/$HOSTNAME
+echo data-$HOSTNAME > /opt/ml/output/data/$HOSTNAME.txt
+"""
+
+
+def unpacked(body: bytes) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+        return {m.name: tar.extractfile(m).read().decode().strip() for m in tar if m.isfile()}
+
+
+def test_archives_merge_the_hosts_and_the_first_wins(client: Client) -> None:
+    job = client.completed(WRITE, hosts=2)
+    base = f"out/{job['TrainingJobName']}/output"
+    assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{client.bucket}/{base}/model.tar.gz"
+    model = unpacked(client.get(f"{base}/model.tar.gz"))
+    assert model == {"both": "algo-1", "sub/algo-1": "algo-1", "sub/algo-2": "algo-2"}
+    data = unpacked(client.get(f"{base}/output.tar.gz"))
+    assert data == {"algo-1.txt": "data-algo-1", "algo-2.txt": "data-algo-2"}
+
+
+def test_compression_none_leaves_plain_objects(client: Client) -> None:
+    output = {"S3OutputPath": f"s3://{client.bucket}/plain/", "CompressionType": "NONE"}
+    job = client.completed(WRITE, hosts=2, OutputDataConfig=output)
+    base = f"plain/{job['TrainingJobName']}/output"
+    assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{client.bucket}/{base}/model/"
+    assert client.keys(base) == [
+        f"{base}/data/algo-1.txt",
+        f"{base}/data/algo-2.txt",
+        f"{base}/model/both",
+        f"{base}/model/sub/algo-1",
+        f"{base}/model/sub/algo-2",
+    ]
+    assert client.get(f"{base}/model/both") == b"algo-1\n"
+
+
+def test_an_output_bucket_that_is_not_there_fails_the_job(client: Client) -> None:
+    job = client.run("echo x > /opt/ml/model/x", OutputDataConfig={"S3OutputPath": "s3://no-such-bucket/x"})
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "NoSuchBucket" in job["FailureReason"]

@@ -1,0 +1,126 @@
+"""Checkpoint folders and S3: down at the start, up while running, deletions too, and at every kind of end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smtrain.local.sync import CheckpointSync
+
+from .conftest import Client, wait_for
+
+
+def config(client: Client, name: str, **more: str) -> dict:
+    return {"S3Uri": f"s3://{client.bucket}/ckpt/{name}", **more}
+
+
+def test_checkpoints_come_down_go_up_and_are_deleted(client: Client) -> None:
+    client.put("ckpt/whole/old", "old")
+    client.put("ckpt/whole/step/kept", "kept")
+    command = """
+    cd /opt/ml/checkpoints; cat old; cat step/kept; rm old; mkdir new; echo hello > new/file; echo; echo ready
+    trap 'exit 0' TERM; while true; do sleep 0.05; done
+    """
+    name = client.start(command, CheckpointConfig=config(client, "whole"))
+    client.wait_for_line(name, "ready")
+    wait_for(lambda: client.keys("ckpt/whole/") == ["ckpt/whole/new/file", "ckpt/whole/step/kept"])
+    assert client.get("ckpt/whole/new/file") == b"hello\n"
+    assert client.describe(name)["TrainingJobStatus"] == "InProgress", "the sync does not wait for the end"
+    client.sagemaker.stop_training_job(TrainingJobName=name)
+    client.wait(name)
+    assert client.lines(name)[0] == "oldkept"
+
+
+def test_what_is_written_last_arrives_however_the_job_ends(client: Client) -> None:
+    deaf = "trap '' TERM; echo ready; while true; do sleep 0.05; done"
+    ends = {"fail": "exit 1", "finish": "exit 0", "limit": deaf}
+    for name, end in ends.items():
+        job = client.run(
+            f"echo {name} > /opt/ml/checkpoints/last; {end}",
+            CheckpointConfig=config(client, name),
+            StoppingCondition={"MaxRuntimeInSeconds": 1 if name == "limit" else 600},
+        )
+        assert job["TrainingJobStatus"] == {"fail": "Failed", "finish": "Completed", "limit": "Stopped"}[name]
+        assert client.get(f"ckpt/{name}/last").decode().strip() == name
+
+
+def test_every_host_syncs_its_own_folder_to_the_one_prefix(client: Client) -> None:
+    command = "echo $HOSTNAME > /opt/ml/checkpoints/here/$HOSTNAME; ls /opt/ml/checkpoints/here"
+    where = config(client, "hosts", LocalPath="/opt/ml/checkpoints/here")
+    job = client.completed(command, hosts=2, CheckpointConfig=where)
+    assert client.keys("ckpt/hosts/") == ["ckpt/hosts/algo-1", "ckpt/hosts/algo-2"]
+    assert client.lines(job, "algo-2") == ["algo-2"], "a host sees its own files only"
+    again = client.completed(command, hosts=2, CheckpointConfig=where)
+    assert client.lines(again, "algo-2") == ["algo-1", "algo-2"], "a new job sees all"
+
+
+def test_a_checkpoint_bucket_that_is_not_there(client: Client) -> None:
+    job = client.run("true", CheckpointConfig={"S3Uri": "s3://no-such-bucket/x"})
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "NoSuchBucket" in job["FailureReason"]
+
+
+class RecordedStore:
+    """The three calls that the sync makes, on a dict. What is tested is which calls it makes and when."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.order: list[str] = []
+
+    def upload_file(self, path: str, bucket: str, key: str) -> None:
+        self.objects[key] = Path(path).read_bytes()
+        self.order.append(key)
+
+    def delete_object(self, Bucket: str, Key: str) -> None:
+        del self.objects[Key]
+
+
+def test_a_file_still_being_written_waits_and_so_does_what_follows(tmp_path: Path) -> None:
+    store = RecordedStore()
+    sync = CheckpointSync(store, "s3://b/p", tmp_path)
+    shard, manifest = tmp_path / "shard", tmp_path / "manifest"
+    shard.write_text("half")
+    os.utime(shard, ns=(1, 1))
+    sync.push(settled=False)
+    assert store.order == []
+    shard.write_text("whole")
+    os.utime(shard, ns=(2, 2))
+    manifest.write_text("{}")
+    os.utime(manifest, ns=(3, 3))
+    sync.push(settled=False)
+    assert store.order == []
+    sync.push(settled=False)
+    assert store.order == ["p/shard", "p/manifest"]
+    assert store.objects == {"p/shard": b"whole", "p/manifest": b"{}"}
+
+
+names = st.sampled_from(["a", "b", "c/d", "c/e"])
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), names, st.binary(max_size=20)), st.tuples(st.just("remove"), names, st.none())
+    ),
+    max_size=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(rounds=st.lists(steps, max_size=5))
+def test_after_the_last_push_the_prefix_equals_the_folder(tmp_path_factory, rounds) -> None:
+    folder = tmp_path_factory.mktemp("sync")
+    store = RecordedStore()
+    sync = CheckpointSync(store, "s3://b/p/", folder)
+    for moves in rounds:
+        for move, name, body in moves:
+            path = folder / name
+            if move == "write":
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(body)
+            else:
+                path.unlink(missing_ok=True)
+        sync.push(settled=False)
+    sync.push(settled=True)
+    there = {f"p/{p.relative_to(folder).as_posix()}": p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert store.objects == there

@@ -1,0 +1,140 @@
+"""Finding and starting the server, and that neither strangers reach it nor we reach the real AWS."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from smtrain.errors import LocalError
+from smtrain.local import Endpoint, ensure_running, running, shut_down
+
+from .conftest import ROOT, Client
+
+
+def test_two_callers_start_one_server_and_it_can_be_ended(tmp_path: Path) -> None:
+    found: list[Endpoint] = []
+    callers = [threading.Thread(target=lambda: found.append(ensure_running(tmp_path))) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    try:
+        assert found[0] == found[1] == running(tmp_path) == ensure_running(tmp_path)
+    finally:
+        shut_down(tmp_path)
+    assert running(tmp_path) is None
+    shut_down(tmp_path)
+
+
+def test_an_endpoint_file_of_another_process_is_seen_through(endpoint: Endpoint, tmp_path: Path) -> None:
+    """The port answers, but the process that answers is not the one that wrote the file."""
+    (tmp_path / "local").mkdir()
+    written = json.loads((endpoint.home / "local" / "endpoint.json").read_text())
+    written["pid"] = os.getpid()
+    (tmp_path / "local" / "endpoint.json").write_text(json.dumps(written))
+    assert running(tmp_path) is None
+    (tmp_path / "local" / "endpoint.json").write_text("not json")
+    assert running(tmp_path) is None
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError, match="SMTRAIN_HOME"):
+        ensure_running(tmp_path / "file")
+
+
+def test_the_session_ignores_the_users_aws_settings(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_PROFILE": "work",
+        "AWS_SESSION_TOKEN": "real",
+        "AWS_ACCESS_KEY_ID": "real",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
+        "AWS_REGION": "eu-west-1",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "http_proxy": "http://127.0.0.1:9",
+    }.items():
+        monkeypatch.setenv(name, value)
+    session = endpoint.session()
+    assert endpoint.bucket in {b["Name"] for b in session.client("s3").list_buckets()["Buckets"]}
+    assert session.client("sts").get_caller_identity()["Account"] == endpoint.account
+    assert session.resource("s3").Bucket(endpoint.bucket).creation_date
+    role = session.client("iam").get_role(RoleName=endpoint.role.rpartition("/")[2])
+    assert role["Role"]["Arn"] == endpoint.role
+
+
+def test_the_environment_points_plain_boto3_here(endpoint: Endpoint) -> None:
+    program = (
+        "import boto3; print(boto3.client('sts').get_caller_identity()['Account'],"
+        " boto3.client('s3').list_buckets()['Buckets'][0]['Name'])"
+    )
+    users = {"AWS_PROFILE": "work", "AWS_SESSION_TOKEN": "real", "AWS_REGION": "eu-west-1"}
+    env = {**os.environ, **users, **endpoint.environment()}
+    done = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == [endpoint.account, endpoint.bucket], done.stderr
+
+
+def test_without_the_access_key_nothing_answers(endpoint: Endpoint) -> None:
+    stranger = boto3.client(
+        "sagemaker",
+        endpoint_url=endpoint.url,
+        region_name="us-east-1",
+        aws_access_key_id="AKIAIOSFODNN7EXAMPLE",
+        aws_secret_access_key="x",
+    )
+    with pytest.raises(ClientError) as caught:
+        stranger.list_training_jobs()
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://evil.example"}, {"Host": "evil.example"}])
+def test_web_pages_are_not_answered(endpoint: Endpoint, headers: dict[str, str]) -> None:
+    key = f"AWS4-HMAC-SHA256 Credential={endpoint.access_key}/20260101/us-east-1/s3/aws4_request"
+    given = {"Authorization": key, **headers} if headers else {}
+    request = urllib.request.Request(endpoint.url + "/", headers=given)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    assert caught.value.code == 403
+    caught.value.close()
+
+
+def test_motos_reset_is_closed(endpoint: Endpoint) -> None:
+    request = urllib.request.Request(
+        f"{endpoint.url}/moto-api/reset?x=Credential={endpoint.access_key}/", method="POST", data=b""
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    caught.value.close()
+    assert Client(endpoint).s3.head_bucket(Bucket=endpoint.bucket)
+
+
+def test_a_presigned_url_works(endpoint: Endpoint) -> None:
+    client = Client(endpoint)
+    client.put("presigned", b"body")
+    url = client.s3.generate_presigned_url("get_object", Params={"Bucket": client.bucket, "Key": "presigned"})
+    with urllib.request.urlopen(url) as reply:
+        assert reply.read() == b"body"
+
+
+def test_the_client_half_does_not_import_the_server_half() -> None:
+    program = (
+        "import sys, smtrain.local; smtrain.local.ensure_running;"
+        "print(sorted({'moto', 'flask', 'boto3', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_an_idle_server_leaves(start_server) -> None:
+    endpoint = start_server("--idle-exit", "1")
+    os.waitpid(endpoint.pid, 0)
+    assert running(endpoint.home) is None
