@@ -179,7 +179,7 @@ def page_of(summaries: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str,
         summary
         for summary in summaries
         if (not status or summary["TrainingJobStatus"] == status)
-        and (not part or part.lower() in summary["TrainingJobName"].lower())
+        and (not part or part in summary["TrainingJobName"])
         and _between(summary["CreationTime"], asked, "CreationTime")
         and _between(summary["LastModifiedTime"], asked, "LastModifiedTime")
     ]

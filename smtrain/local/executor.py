@@ -54,7 +54,7 @@ class Executor:
             if name in self.jobs:
                 return None
             job = Job(request, arn_of(name), self.folder / name)
-            job.folder.mkdir()
+            job.folder.mkdir(exist_ok=True)
             job.save()
             self.jobs[name] = job
             run = self._runs[name] = JobRun(self, job)
@@ -68,7 +68,8 @@ class Executor:
                 return False
             if job.status != "Stopping":
                 job.move("Stopping", "Stopping")
-        self._runs[job.name].ask_to_stop()
+        if run := self._runs.get(job.name):
+            run.ask_to_stop()
         return True
 
     def delete(self, job: Job) -> bool:
@@ -264,7 +265,8 @@ class JobRun(threading.Thread):
                 sync.finish()
             models = [host.ml / "model" for host in self.hosts]
             outputs = [host.ml / "output" / "data" for host in self.hosts]
-            request, folder = self.job.request, self.job.folder
+            request, folder = self.job.request, self.job.folder / "hosts"
+            folder.mkdir(exist_ok=True)
             if uri := artifacts.upload(self.client, request, "model", "model.tar.gz", models, folder):
                 self.job.set_artifacts(uri)
             artifacts.upload(self.client, request, "data", "output.tar.gz", outputs, folder)

@@ -2,7 +2,8 @@
 
     python -m smtrain.local.fastfile SPEC.json      (AWS_ENDPOINT_URL and keys in the environment)
 
-Each open file is one streaming GET; reading on continues it, a jump reopens it at the new place.
+Each open file is one streaming GET as long as it is read on from where it is. A jump, as random access to a memory
+map makes them, fetches one block; reading on from there starts a new stream.
 """
 
 from __future__ import annotations
@@ -19,15 +20,27 @@ from typing import Any
 
 # Reading ahead by the kernel arrives slightly out of order; a gap this small is read over, not jumped.
 SKIP_BYTES = 1 << 20
+# A jump fetches from the multiple of this below it to two multiples on: the kernel asks in pieces of 128 KiB around
+# the place wanted, in any order, and a request costs more than its bytes.
+BLOCK_BYTES = 1 << 19
 
 
 class _OpenFile:
-    """A place in one object's stream."""
+    """A place in one object's stream, and the block that the last jump fetched."""
 
     def __init__(self) -> None:
         self.body: Any = None
         self.at = 0
+        self.block = b""
+        self.block_at = 0
         self.lock = threading.Lock()
+
+    def in_block(self, offset: int, size: int) -> bool:
+        return self.block_at <= offset and offset + size <= self.block_at + len(self.block)
+
+    def follows(self, offset: int) -> bool:
+        """Whether a stream opened here is likely to be read on: the start of the file or the end of a block."""
+        return offset in (0, self.block_at + len(self.block))
 
     def close(self) -> None:
         if self.body is not None:
@@ -38,6 +51,9 @@ class _OpenFile:
 def operations(client: Any, bucket: str, entries: list[list[Any]]) -> Any:
     """The mount's file system over `entries`, [key, path, size, modified] each."""
     import mfusepy
+
+    def get(key: str, span: str) -> Any:
+        return client.get_object(Bucket=bucket, Key=key, Range=span)["Body"]
 
     class ChannelFiles(mfusepy.Operations):  # type: ignore[misc]
         use_ns = False
@@ -81,10 +97,17 @@ def operations(client: Any, bucket: str, entries: list[list[Any]]) -> Any:
                 return b""
             place = self.opened[fh]
             with place.lock:
+                if place.in_block(offset, size):
+                    start = offset - place.block_at
+                    return place.block[start : start + size]
                 if place.body is None or not place.at <= offset <= place.at + SKIP_BYTES:
+                    if not place.follows(offset):
+                        start = offset // BLOCK_BYTES * BLOCK_BYTES
+                        last = max(offset + size, start + 2 * BLOCK_BYTES) - 1
+                        place.block, place.block_at = get(key, f"bytes={start}-{last}").read(), start
+                        return place.block[offset - start : offset - start + size]
                     place.close()
-                    reply = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={offset}-")
-                    place.body, place.at = reply["Body"], offset
+                    place.body, place.at = get(key, f"bytes={offset}-"), offset
                 if offset > place.at:
                     place.body.read(offset - place.at)
                 data: bytes = place.body.read(size)

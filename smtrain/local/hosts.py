@@ -123,6 +123,8 @@ class Host:
         return {
             "HOME": "/root",
             "LANG": "C.UTF-8",
+            # As in the deep learning images: lines reach the log when they are printed.
+            "PYTHONUNBUFFERED": "1",
             **inherited,
             "PATH": f"{Path(sys.executable).parent}:{system}",
             **self.endpoint.environment(),

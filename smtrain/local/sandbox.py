@@ -76,8 +76,7 @@ def _make_opt_ml() -> None:
     """Cover /opt, in this namespace only, with a tmpfs that shows what /opt holds and an empty /opt/ml."""
     if not os.path.isdir("/opt"):
         raise OSError("this machine has no folder /opt to mount /opt/ml in")
-    # The tmpfs hides /opt, so what it holds is first made reachable beside: bound to a folder inside the new tmpfs
-    # once that is mounted somewhere else. /mnt or /media would do; /run always exists and is ours to cover here.
+    # A tmpfs on /opt would hide what must be bound into it, so it is filled on another folder first and moved after.
     stage = next(folder for folder in ("/mnt", "/media", "/srv") if os.path.isdir(folder))
     _mount("tmpfs", stage, "tmpfs", 0, "mode=755")
     for name in os.listdir("/opt"):
@@ -136,8 +135,10 @@ class Supervisor:
         """Start a lazy read-only mount; gives the reason when that is not possible here."""
         if not self.isolated:
             return "it needs a mount namespace"
-        if not os.path.exists("/dev/fuse"):
-            return "this machine has no /dev/fuse"
+        try:
+            os.close(os.open("/dev/fuse", os.O_RDWR))
+        except OSError as error:
+            return f"/dev/fuse cannot be opened ({error.strerror})"
         where = channel["mountpoint"]
         before = os.stat(where).st_dev
         with open(channel["log"], "wb") as log:
@@ -211,8 +212,9 @@ class Supervisor:
 
     def _end_rest(self) -> None:
         """Kill what the leader left behind. In a PID namespace the kernel has done it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.leader or os.getpid() + (1 << 24), signal.SIGKILL)
+        if self.leader and not self.isolated:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.leader, signal.SIGKILL)
         spared = {daemon.pid for daemon in self.daemons}
         while LINUX and (orphans := _children_of(os.getpid()) - spared):
             for pid in orphans:
@@ -223,7 +225,6 @@ class Supervisor:
                     os.waitpid(pid, 0)
 
     def _start_leader(self) -> int:
-        # Output of the job only: this process must not keep the pipe open after the leader's end.
         pid = os.fork()
         if pid == 0:
             try:
@@ -231,8 +232,10 @@ class Supervisor:
             except BaseException as error:
                 os.write(1, f"smtrain: {error}\n".encode())
             os._exit(127)
+        # The pipe is the job's alone: kept open here, its reader would wait for us after the job's end.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
+        os.close(null)
         return pid
 
     def _become_leader(self) -> None:
