@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,10 +160,10 @@ def surplus(folder: Path, keep: int, present: Mapping[str, Sizes] | None = None)
 
 def remove(checkpoint: Path) -> None:
     """Delete a checkpoint from this disk: the manifest first, so that no half of it ever looks whole."""
-    (checkpoint / NAME).unlink(missing_ok=True)
-    if checkpoint.is_dir():
+    with suppress(FileNotFoundError):  # of a shared disk, another host may have deleted it already
+        (checkpoint / NAME).unlink(missing_ok=True)
         sync_folder(checkpoint)
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int) -> list[Path]:

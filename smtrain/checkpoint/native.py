@@ -54,20 +54,24 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[s
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.parent / f".{path.name}.part"
-    with open(beside, "wb", buffering=0) as file:
+    try:
+        with open(beside, "wb", buffering=0) as file:
 
-        def put(block: bytes | memoryview) -> None:
-            digest.update(block)
-            while block:
-                block = block[file.write(block) :]
+            def put(block: bytes | memoryview) -> None:
+                digest.update(block)
+                while block:
+                    block = block[file.write(block) :]
 
-        put(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            data = tensor.detach().cpu().view(-1).view(torch.uint8).numpy().data
-            for start in range(0, len(data), _BLOCK):
-                put(data[start : start + _BLOCK])
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+            put(len(text).to_bytes(8, "little") + text)
+            for tensor in tensors.values():
+                data = tensor.detach().cpu().view(-1).view(torch.uint8).numpy().data
+                for start in range(0, len(data), _BLOCK):
+                    put(data[start : start + _BLOCK])
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # on a full disk the half of a file is in everyone's way
+        raise
     sync_folder(path.parent)
     return {"size": 8 + len(text) + at, "sha256": digest.hexdigest()}
 

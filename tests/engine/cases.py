@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.native import NativeSource
-from smtrain.engine.base import OptimizerOptions, ParallelOptions
+from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.native import NativeEngine
 from smtrain.errors import SmtrainError
 from smtrain.model.families import ModelShape
@@ -298,3 +299,26 @@ def try_step(rank: int, config: dict[str, Any], options: ParallelOptions, length
 def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
     source = NativeSource(checkpoint)
     return {name: source.read(name) for name in source.names()}
+
+
+def save_on_full_disk(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, full: int) -> str:
+    """Save twice; the second time rank `full` can write no file of more than 1000 bytes."""
+    e = engine(config, options)
+    e.save(folder, 1, {})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        e.save(folder, 2, {})
+    except SmtrainError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "saved"
+
+
+def step_without_labels(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[StepResult, StepResult]:
+    e = engine(config, options)
+    ids, labels = own(e, batch(config, 0))
+    return e.step(ids, torch.full_like(labels, -100), 1e-3), e.step(ids, labels, 1e-3)

@@ -88,3 +88,10 @@ def test_joining_a_job_with_and_without_torchrun(processes: int, tmp_path: Path)
 def test_a_device_without_a_backend_is_refused() -> None:
     with pytest.raises(comm.ConfigError, match="no backend for device 'abacus'"):
         comm.init_distributed("abacus")
+
+
+def test_a_batch_without_labels_has_no_loss_and_spoils_nothing(four: World) -> None:
+    for empty, after in four.run(cases.step_without_labels, CONFIGS["llama"], mesh("212")):
+        assert (empty.loss, empty.grad_norm) == (0.0, 0.0)
+        assert 5 < after.loss < 8
+        assert after.grad_norm > 0

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.layout import Layout
-from smtrain.checkpoint.native import KINDS, NativeSource, StateReader
+from smtrain.checkpoint.native import KINDS, NativeSource, StateReader, model_file
 from smtrain.model.families import ModelShape
 from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh
@@ -81,6 +82,24 @@ def test_going_on_is_bit_identical(name: str, text: str, four: World, tmp_path: 
     for state, resumed in answers:
         assert state == {"consumed": 24}
         assert resumed == uninterrupted
+
+
+@pytest.mark.parametrize(("name", "text"), [("llama-tied-509", "122"), ("llama", "411 sp"), ("qwen3", "411")])
+def test_copies_stay_equal(name: str, text: str, four: World, tmp_path: Path) -> None:
+    """Tied matrices of two stages, key/value heads of two ranks, norms of all: updated apart, alike to the bit."""
+    config = CONFIGS[name]
+    four.run(cases.train_and_save, config, mesh(text), tmp_path, 10, 10)
+    layout = Layout(ModelShape.from_config(config), mesh(text).tp, mesh(text).pp)
+    compared = 0
+    for spec in layout.shape.specs:
+        held: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
+        for p in layout.stages(spec.name):
+            for t in range(layout.tp):
+                file = load_file(tmp_path / "step_00000010" / model_file(t, p))
+                other = held.setdefault(layout.shard(spec.name, t).ranges, file[spec.name])
+                compared += other is not file[spec.name]
+                assert torch.equal(file[spec.name], other), f"{spec.name} on tp {t}, pp {p}"
+    assert compared > 0
 
 
 def test_any_mesh_goes_on_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
@@ -204,3 +223,12 @@ def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, sol
     gone.unlink()
     answers = four.run(cases.try_load, CONFIGS["llama"], mesh("212"), tmp_path / "step_00000000")
     assert all(str(gone) in a and "missing" in a for a in answers)
+
+
+def test_a_full_disk_is_told_on_every_rank_and_harms_nothing(four: World, tmp_path: Path) -> None:
+    answers = four.run(cases.save_on_full_disk, CONFIGS["llama"], mesh("212"), tmp_path, 2)
+    assert all("step_00000002 was not written on rank 2: File too large" in a for a in answers), answers
+    newest = manifest.newest_whole(tmp_path)
+    assert newest == tmp_path / "step_00000001"
+    manifest.verify(newest)
+    assert not list(tmp_path.rglob("*.part"))

@@ -6,6 +6,7 @@ writes the manifest once all have told.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 def save(engine: NativeEngine, folder: Path, step: int, state: dict[str, Any]) -> None:
     """See `Engine.save`. A step that is whole already is saved again beside itself, and replaced by its manifest."""
     mesh = engine.mesh
+    json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
     path = manifests.step_folder(folder, step)
     root = _root_for(mesh, path)
     files: dict[str, dict[str, Any]] = {}
@@ -75,13 +77,12 @@ def prune(mesh: Mesh, folder: Path, keep: int) -> None:
         for name, files in held.items():
             together.setdefault(name, {}).update(files)
     gone = [p.name for p in manifests.surplus(folder, keep, together)] if mesh.rank == 0 else []
-    for name in mesh.gather(gone)[0]:
-        if mesh.rank == 0:
-            manifests.remove(folder / name)
-    mesh.gather(None)  # no host drops a file that a manifest still lists
-    for name in mesh.gather(gone)[0]:
-        if local_rank() == 0:
-            manifests.remove(folder / name)
+    for name in gone:
+        manifests.remove(folder / name)
+    # Rank 0 tells what went only now, so that no host drops a file that a manifest still lists.
+    told = mesh.gather(gone)[0]
+    for name in told if local_rank() == 0 else []:
+        manifests.remove(folder / name)
 
 
 def _own_files(engine: NativeEngine) -> dict[str, dict[str, torch.Tensor]]:
