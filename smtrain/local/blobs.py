@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import shutil
@@ -15,18 +16,21 @@ CHUNK = 1 << 18
 class Blob:
     """A range of a stored file, as the body of an answer: sized, sliceable, iterated in chunks, then closed."""
 
-    def __init__(self, path: Path, start: int = 0, length: int | None = None) -> None:
-        self.path, self.start = path, start
+    def __init__(self, path: Path) -> None:
+        self.path, self.start = path, 0
         self._handle = open(path, "rb", buffering=0)  # noqa: SIM115
-        size = os.fstat(self._handle.fileno()).st_size
-        self._length = size - start if length is None else length
+        self._length = os.fstat(self._handle.fileno()).st_size
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, part: slice) -> Blob:
         begin, end, _ = part.indices(self._length)
-        return Blob(self.path, self.start + begin, max(0, end - begin))
+        piece = copy.copy(self)
+        # Of the open file, not of its path, which a new version of the object may have taken away by now.
+        piece._handle = os.fdopen(os.dup(self._handle.fileno()), "rb", buffering=0)
+        piece.start, piece._length = self.start + begin, max(0, end - begin)
+        return piece
 
     def __iter__(self) -> Iterator[bytes]:
         position, left = self.start, self._length

@@ -52,6 +52,8 @@ class Endpoint:
 
         Empty and /dev/null values switch off a user's session token and credential files.
         """
+        users = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        direct = ",".join(filter(None, ["127.0.0.1,localhost", users]))
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -66,8 +68,8 @@ class Endpoint:
             "AWS_CONFIG_FILE": str(state_folder(self.home) / "aws_config"),
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1,localhost",
-            "no_proxy": "127.0.0.1,localhost",
+            "NO_PROXY": direct,
+            "no_proxy": direct,
         }
 
     def session(self) -> boto3.Session:
@@ -206,7 +208,7 @@ def _forget(process: subprocess.Popen[bytes]) -> None:
 
 def server_environment() -> dict[str, str]:
     """The caller's environment without anything that could lead the server to real AWS or into a proxy."""
-    dropped = ("AWS_", "MOTO_", "SMTRAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    dropped = ("AWS_", "MOTO_", "SMTRAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
     return {k: v for k, v in os.environ.items() if not k.upper().startswith(dropped)}
 
 

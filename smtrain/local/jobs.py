@@ -60,10 +60,9 @@ class Job:
     def ended(self) -> bool:
         return self.status in ENDED
 
-    @property
-    def response_object(self) -> dict[str, Any]:
-        """moto's Search reads this."""
-        return self.describe()
+    def gen_response_object(self) -> dict[str, Any]:
+        """The name under which moto's Search asks for this."""
+        return {**self.describe(), "Tags": self.tags}
 
     def save(self) -> None:
         with self.lock:

@@ -152,6 +152,27 @@ def channel(name: str, uri: str, mode: str = "File", distribution: str = "FullyR
     return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": source}}
 
 
-@pytest.fixture
+def processes(mark: str) -> list[str]:
+    """Command lines on this machine that hold `mark`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if mark in command:
+            found.append(command)
+    return found
+
+
+def gone(mark: str) -> bool:
+    for _ in range(200):
+        if not processes(mark):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture(scope="session")
 def client(endpoint: Endpoint) -> Client:
     return Client(endpoint)

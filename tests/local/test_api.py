@@ -120,6 +120,9 @@ def test_tags_update_and_delete(client: Client) -> None:
     client.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "cost", "Value": "b"}])
     tags = {t["Key"]: t["Value"] for t in client.sagemaker.list_tags(ResourceArn=arn)["Tags"]}
     assert tags == {"team": "a", "cost": "b"}
+    by_tag = {"Filters": [{"Name": "Tags.cost", "Operator": "Equals", "Value": "b"}]}
+    found = client.sagemaker.search(Resource="TrainingJob", SearchExpression=by_tag)["Results"]
+    assert [result["TrainingJob"]["TrainingJobName"] for result in found] == [name]
     client.sagemaker.update_training_job(TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 60})
     resources = client.describe(name)["ResourceConfig"]
     assert (resources["KeepAlivePeriodInSeconds"], resources["InstanceCount"]) == (60, 1)
@@ -134,6 +137,7 @@ def test_boto3_waiter(client: Client) -> None:
     assert client.describe(name)["TrainingJobStatus"] == "Completed"
 
 
+@pytest.mark.slow
 def test_sagemaker_sdk_waits_for_a_job(client: Client) -> None:
     """SDK v3 in a process of its own, with nothing but the endpoint's environment to find the way."""
     pytest.importorskip("sagemaker.core")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from .conftest import Client, channel
+from .conftest import Client, channel, gone, processes
 
 
 def shown(client: Client, expression: str, host: str = "algo-1", **changes):
@@ -113,9 +115,11 @@ def test_the_machine_is_left_as_it_was(client: Client) -> None:
 
 def test_without_namespaces_the_root_is_in_a_variable(start_server) -> None:
     client = Client(start_server("--no-namespaces"))
+    mark = f"98{time.time_ns()}"
     uri = client.put("in/a.txt", "hello")
     job = client.completed(
-        'cat "$SMTRAIN_ML_ROOT/input/data/train/a.txt"; echo; echo m > "$SMTRAIN_ML_ROOT/model/w"; sleep 1000 &',
+        'cat "$SMTRAIN_ML_ROOT/input/data/train/a.txt"; echo; echo m > "$SMTRAIN_ML_ROOT/model/w";'
+        f" setsid sleep {mark} & sleep {mark} & sleep 0.2",
         InputDataConfig=[channel("train", uri, "FastFile")],
     )
     notes = client.lines(job)
@@ -124,6 +128,13 @@ def test_without_namespaces_the_root_is_in_a_variable(start_server) -> None:
     assert "downloaded instead" in notes[1]
     assert notes[2] == "hello"
     assert job["ModelArtifacts"]["S3ModelArtifacts"].endswith("/output/model.tar.gz")
+    # No kernel ends the children here: the supervisor does, at the job's end and at the control plane's.
+    assert gone(mark)
+    name = client.start(f"setsid sleep {mark} & echo ready; sleep {mark}")
+    client.wait_for_line(name, "ready")
+    assert processes(mark)
+    os.kill(client.endpoint.pid, signal.SIGKILL)
+    assert gone(mark)
 
 
 @pytest.mark.parametrize("command", [["no-such-program", "x"], ["/etc/passwd", "x"]])
