@@ -14,9 +14,9 @@ from smtrain.errors import ConfigError
 from smtrain.home import home
 
 TEXT, MODEL = "demo://python-stdlib", "demo://tiny-llama"
-VOCABULARY = 4096
+VOCABULARY = 2048
 END = "<|endoftext|>"
-# About 12 M parameters: 8 layers of 8 query and 4 key-value heads.
+# 10.4 M parameters: 8 layers of 8 query and 4 key-value heads.
 LLAMA: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 320,

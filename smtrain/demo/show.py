@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from smtrain.config.units import spell
+from smtrain.job.request import run_uri
 from smtrain.job.run import Run
 from smtrain.report.curve import save_curve
 from smtrain.report.sparkline import sparkline
@@ -18,13 +19,14 @@ def show(run: Run, folder: Path, console: Console) -> None:
     model = run.download(folder / "model")
     metrics = run.metrics
     picture = save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step")
-    table = Table(title=f"run {run.config.name}", title_justify="left")
+    base = run_uri(run.config)
+    table = Table(title=f"run {run.config.name} in {base}", title_justify="left")
     table.add_column("stage")
     table.add_column("time", justify="right")
     table.add_column("output", overflow="fold")
     for result in run.results:
         took = "done before" if result.skipped else spell(result.seconds)
-        table.add_row(result.stage, took, result.output)
+        table.add_row(result.stage, took, result.output.removeprefix(base))
     table.add_row("total", spell(sum(result.seconds for result in run.results)), "", style="bold")
     console.print(table)
     losses = [record["loss"] for record in metrics]
