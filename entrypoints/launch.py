@@ -75,6 +75,8 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", *lacking], check=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries are noise in a log
     arguments = command(stage, ml)
     os.execv(arguments[0], arguments)  # noqa: S606
 

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from smtrain.local.files import split_uri
+from smtrain.local.files import TRANSFER, split_uri
 
 
 def merged(folders: list[Path]) -> dict[str, Path]:
@@ -37,13 +37,13 @@ def upload(
         return None
     if output.get("CompressionType") == "NONE":
         for name, path in files.items():
-            client.upload_file(str(path), bucket, f"{prefix}/{what}/{name}")
+            client.upload_file(str(path), bucket, f"{prefix}/{what}/{name}", Config=TRANSFER)
         return f"{base}/{what}/"
     packed = work / archive
     # Level 1: weights hardly compress, and a laptop waits for this.
     with tarfile.open(packed, "w:gz", compresslevel=1, dereference=True) as tar:
         for name, path in files.items():
             tar.add(path, arcname=name, recursive=False)
-    client.upload_file(str(packed), bucket, f"{prefix}/{archive}")
+    client.upload_file(str(packed), bucket, f"{prefix}/{archive}", Config=TRANSFER)
     packed.unlink()
     return f"{base}/{archive}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.local.files import split_uri, within
+from smtrain.local.files import TRANSFER, split_uri, within
 
 
 class InputError(Exception):
@@ -114,7 +114,7 @@ def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[]
         target = within(folder, entry.path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(channel.bucket, entry.key, str(target))
+            client.download_file(channel.bucket, entry.key, str(target), Config=TRANSFER)
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
             raise InputError(
                 f"Data download failed: {entry.path!r} of channel {channel.name} is a file and a folder at once"

@@ -1,9 +1,14 @@
-"""Small file helpers of the control plane."""
+"""Small helpers for files and S3 transfers of the control plane."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from boto3.s3.transfer import TransferConfig
+
+# Server and transfers share this machine: more parts at once are no faster and each is held in memory several times.
+TRANSFER = TransferConfig(max_concurrency=4)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -29,9 +29,10 @@ from typing import Any
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x4000000, 0x10000000, 0x20000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
+MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LINUX = sys.platform.startswith("linux")
-MOUNT_SECONDS = 20.0
+MOUNT_SECONDS = 60.0
 
 
 def _libc(name: str, *arguments: Any) -> None:
@@ -91,7 +92,7 @@ def _make_opt_ml() -> None:
         _mount(source, target, None, MS_BIND | MS_REC)
     os.mkdir(f"{stage}/ml")
     _mount(stage, "/opt", None, MS_BIND | MS_REC)
-    _libc("umount2", stage.encode(), 2)
+    _libc("umount2", stage.encode(), MNT_DETACH)
 
 
 class Supervisor:
@@ -113,7 +114,7 @@ class Supervisor:
             self.isolated = True
         except OSError as error:
             refusal = error.strerror or str(error)
-        mounted = {name: self._mount_channel(channel) for name, channel in self.spec["fastfile"].items()}
+        mounted = self._mount_channels()
         if self.isolated:
             # After the file system daemons are up: the next child, the leader, becomes process 1.
             with contextlib.suppress(OSError):
@@ -131,18 +132,24 @@ class Supervisor:
     def _say(self, message: dict[str, Any]) -> None:
         os.write(self.status, json.dumps(message).encode() + b"\n")
 
-    def _mount_channel(self, channel: dict[str, Any]) -> str | None:
-        """Start a lazy read-only mount; gives the reason when that is not possible here."""
-        if not self.isolated:
-            return "it needs a mount namespace"
-        try:
-            os.close(os.open("/dev/fuse", os.O_RDWR))
-        except OSError as error:
-            return f"/dev/fuse cannot be opened ({error.strerror})"
-        where = channel["mountpoint"]
-        before = os.stat(where).st_dev
+    def _mount_channels(self) -> dict[str, str | None]:
+        """Start the lazy read-only mounts, all at once; gives for each the reason if it is not possible here."""
+        channels = self.spec["fastfile"]
+        refusal = None if self.isolated else "it needs a mount namespace"
+        if refusal is None and channels:
+            try:
+                os.close(os.open("/dev/fuse", os.O_RDWR))
+            except OSError as error:
+                refusal = f"/dev/fuse cannot be opened ({error.strerror})"
+        if refusal:
+            return dict.fromkeys(channels, refusal)
+        before = {name: os.stat(channel["mountpoint"]).st_dev for name, channel in channels.items()}
+        started = {name: self._start_daemon(channel) for name, channel in channels.items()}
+        return {name: self._await_mount(channels[name], daemon, before[name]) for name, daemon in started.items()}
+
+    def _start_daemon(self, channel: dict[str, Any]) -> subprocess.Popen[bytes]:
         with open(channel["log"], "wb") as log:
-            daemon = subprocess.Popen(
+            return subprocess.Popen(
                 channel["command"],
                 cwd=self.spec["package_parent"],
                 env=channel["env"],
@@ -151,14 +158,19 @@ class Supervisor:
                 stderr=log,
                 preexec_fn=_die_with_parent,
             )
+
+    def _await_mount(self, channel: dict[str, Any], daemon: subprocess.Popen[bytes], before: int) -> str | None:
         deadline = time.monotonic() + MOUNT_SECONDS
         while daemon.poll() is None and time.monotonic() < deadline:
-            if os.stat(where).st_dev != before:
+            if os.stat(channel["mountpoint"]).st_dev != before:
                 self.daemons.append(daemon)
                 return None
             time.sleep(0.01)
         daemon.kill()
         daemon.wait()
+        # A mount that came too late would hide the download that is made instead.
+        with contextlib.suppress(OSError):
+            _libc("umount2", os.fsencode(channel["mountpoint"]), MNT_DETACH)
         last = Path(channel["log"]).read_text(errors="replace").strip().splitlines()
         return last[-1] if last else f"the mount did not appear within {MOUNT_SECONDS:.0f} s"
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from smtrain.local.files import split_uri, within
+from smtrain.local.files import TRANSFER, split_uri, within
 
 POLL_SECONDS = 1.0
 Seen = tuple[int, int]
@@ -41,7 +41,7 @@ class CheckpointSync:
                     continue
                 target = within(self.folder, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self.client.download_file(self.bucket, item["Key"], str(target))
+                self.client.download_file(self.bucket, item["Key"], str(target), Config=TRANSFER)
         self._synced = self._look()
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class CheckpointSync:
                 break  # what was written later must not overtake what is still being written
             path = self.folder / name
             try:
-                self.client.upload_file(str(path), self.bucket, self.prefix + name)
+                self.client.upload_file(str(path), self.bucket, self.prefix + name, Config=TRANSFER)
             except FileNotFoundError:
                 continue
             # If it changed during the upload, the next look sees that and sends it again.

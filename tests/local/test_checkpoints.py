@@ -70,7 +70,7 @@ class RecordedStore:
         self.objects: dict[str, bytes] = {}
         self.order: list[str] = []
 
-    def upload_file(self, path: str, bucket: str, key: str) -> None:
+    def upload_file(self, path: str, bucket: str, key: str, Config: object) -> None:
         self.objects[key] = Path(path).read_bytes()
         self.order.append(key)
 

@@ -55,7 +55,8 @@ def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
         reader = StateReader(checkpoint)
         if ModelShape.from_config(reader.manifest.config) != engine.shape:
             raise CheckpointError(
-                f"{checkpoint} holds another model than config.json describes: change model or the checkpoint"
+                f"{checkpoint} holds another model than config.json describes: name the one it was trained from, or "
+                "begin anew in an empty folder"
             )
         _fill(engine, reader)
     except CheckpointError as error:

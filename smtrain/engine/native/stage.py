@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.layout import Layout, Shard
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import ParallelOptions
 from smtrain.engine.native import comm
@@ -125,14 +125,12 @@ class Stage(nn.Module):
             for module in (attention, block.mlp):
                 module.register_forward_pre_hook(entry, with_kwargs=True)
         for name, module in list(self.model.named_modules()):
-            weight = getattr(module, "weight", None)
-            if isinstance(module, nn.Linear) and self.layout.shard(self._file_name(f"{name}.weight"), 0).dim == 1:
-                assert weight is not None
+            if isinstance(module, nn.Linear) and self._shard_of(f"{name}.weight").dim == 1:
                 parent, _, leaf = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), leaf, _RowParallel(module, self._leave))
 
-    def _file_name(self, module_name: str) -> str:
-        return self.layout.shape.file_name(module_name)
+    def _shard_of(self, module_name: str) -> Shard:
+        return self.layout.shard(self.layout.shape.file_name(module_name), self.mesh.tp_rank)
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Whole activations for a tensor-parallel region."""
