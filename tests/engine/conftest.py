@@ -1,4 +1,4 @@
-"""The processes that engine tests share."""
+"""The processes that engine tests share, and that are gone when other tests run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.engine.world import World
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def four() -> Iterator[World]:
     """Four processes."""
     world = World(4)
@@ -17,7 +17,7 @@ def four() -> Iterator[World]:
     world.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def solo() -> Iterator[World]:
     """One process: the single-process engine, and plain transformers."""
     world = World(1)
