@@ -42,27 +42,28 @@ class StopRequest:
 
 
 def train(
-    config: JobConfig, engine: Engine, loader: TokenLoader, *, checkpoints: Path, first_step: int, samples: int,
+    config: JobConfig, engine: Engine, loader: TokenLoader, *, checkpoints: Path, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest,
 ) -> int:  # fmt: skip
-    """Run steps `first_step`..`train.steps` and return the last one done.
+    """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
     `samples` is how many the run has consumed so far; `position(samples)` is what a checkpoint keeps beside the
     weights. Raises `SmtrainError` naming step and samples when the loss or the gradient is not a number.
     """
     options = config.train
-    saved, step = first_step - 1, first_step - 1
+    step = resumed or 0
 
     def save() -> None:
-        nonlocal saved
         began = time.perf_counter()
         engine.save(checkpoints, step, position(samples))
         engine.prune(checkpoints, config.checkpoint.keep)
-        saved = step
         if engine.rank == 0:
             print(f"checkpoint of step {step} saved in {time.perf_counter() - began:.1f} s", flush=True)
 
-    for step in range(first_step, options.steps + 1):
+    if resumed is None and options.steps == 0:
+        save()
+    while step < options.steps:
+        step += 1
         lr = learning_rate(options, step)
         result = engine.step(*loader.batch(samples), lr)
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
@@ -81,7 +82,4 @@ def train(
             if engine.rank == 0:
                 print(f"asked to stop: saved step {step}, the same command goes on from here", flush=True)
             return step
-    if options.steps == 0 and saved < 0:
-        step = 0
-        save()
     return step

@@ -27,7 +27,7 @@ def start(config: JobConfig, container: Container) -> None:
     data = container.channel("data")
     manifest = Manifest.load(data)
     weights = None
-    step, resumed_from = newest_common(container.checkpoint_dir) or (0, None)
+    resumed, resumed_from = newest_common(container.checkpoint_dir) or (None, None)
     if resumed_from and not config.checkpoint.resume:
         raise CheckpointError(
             f"checkpoint.resume: is false, but the run has checkpoints up to {resumed_from.name}; "
@@ -52,22 +52,21 @@ def start(config: JobConfig, container: Container) -> None:
         data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
         dp_size=engine.dp_size, seed=options.seed, vocab_size=ModelShape.from_config(described).vocab,
     )  # fmt: skip
-    first_step, samples = 1, 0
+    samples = 0
     if resumed_from:
         state = engine.load(resumed_from)
         samples = check_position(resumed_from, state, position(config, manifest, 0))
-        first_step = step + 1
     log = None
     if engine.rank == 0:
         _announce(config, engine.parameters, resumed_from.name if resumed_from else None)
         log = MetricsLog(
-            container.output_data_dir, total_steps=options.steps, first_step=first_step,
+            container.output_data_dir, total_steps=options.steps, first_step=(resumed or 0) + 1,
             tokens_per_step=options.global_batch_size * options.seq_len,
             flops_per_token=ModelShape.from_config(described).flops_per_token(options.seq_len),
             peak=peak_flops(config.compute.instance_type) * engine.world_size,
         )  # fmt: skip
     train(
-        config, engine, loader, checkpoints=container.checkpoint_dir, first_step=first_step, samples=samples,
+        config, engine, loader, checkpoints=container.checkpoint_dir, resumed=resumed, samples=samples,
         position=lambda n: position(config, manifest, n), log=log, stop=stop,
     )  # fmt: skip
     if log:

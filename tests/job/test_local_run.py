@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -179,3 +181,25 @@ def test_a_failing_stage_is_one_sentence_with_its_cause(base: dict[str, Any], tm
     assert "Traceback" not in message
     with pytest.raises(smtrain.JobError, match="train reads what prepare writes"):
         smtrain.launch(base, name="broken", data={"path": str(tmp_path)}, say=lambda _: None)
+
+
+def test_the_command_line_sees_the_same_jobs(whole: smtrain.Run, local_home: Path, tmp_path: Path) -> None:
+    def smtrain_cli(*arguments: str) -> str:
+        command = [sys.executable, "-c", "from smtrain.cli import main; main()", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    job = whole.job("train")
+    assert f"{job.name}  Completed" in smtrain_cli("list", "--name", "whole-train")
+    status = smtrain_cli("status", job.name)
+    assert "status:      Completed (Completed)" in status
+    assert f"step:        {STEPS}  loss " in status
+    assert status.count("checkpoint:  s3://") == 2
+    lines = smtrain_cli("logs", job.name, "--grep", "^step=", "--host", "algo-1").splitlines()
+    assert [line.split()[2] for line in lines] == [f"step={n}" for n in range(1, STEPS + 1)]
+    assert smtrain_cli("logs", job.name, "--follow", "--grep", "^step=1 ").count("step=") == 1
+    assert "Completed already" in smtrain_cli("stop", job.name)
+    smtrain_cli("download", whole.job("generate").name, str(tmp_path))
+    assert (tmp_path / "generation.json").is_file()
+    assert "export AWS_ENDPOINT_URL=http://127.0.0.1:" in smtrain_cli("local", "status")
