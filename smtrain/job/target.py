@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
+from smtrain.local import endpoint
 
 if TYPE_CHECKING:
     import boto3
 
-LOCAL_ACCOUNT, LOCAL_REGION, LOCAL_NAME = "123456789012", "us-east-1", "smtrain-local"
 TargetName = Literal["local", "aws"]
 
 
@@ -60,7 +60,7 @@ class Target:
     def region_name(self) -> str:
         """The region that jobs run in."""
         if self.name == "local":
-            return LOCAL_REGION
+            return endpoint.REGION
         region = self.region or self.session.region_name
         if not region:
             raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"])
@@ -69,12 +69,12 @@ class Target:
     def default_bucket(self) -> str:
         """The bucket used when the config names none: SageMaker's own default on AWS."""
         if self.name == "local":
-            return LOCAL_NAME
+            return endpoint.BUCKET
         return f"sagemaker-{self.region_name()}-{self._account()}"
 
     def default_role(self) -> str | None:
         """The role used when the config names none; only the local control plane has one."""
-        return f"arn:aws:iam::{LOCAL_ACCOUNT}:role/{LOCAL_NAME}" if self.name == "local" else None
+        return endpoint.ROLE if self.name == "local" else None
 
     def _account(self) -> str:
         from botocore.exceptions import BotoCoreError, ClientError
