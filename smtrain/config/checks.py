@@ -106,6 +106,18 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
             yield {"model.path"}, f"model.path: {folder / 'config.json'} cannot be read ({error})"
             return
         yield from shape_faults(config, described)
+        if config.model.init == "weights" and not any(folder.glob("model.safetensors*")):
+            yield (
+                {"model.path"},
+                f"model.path: {folder} holds no model.safetensors (nor its index); save the weights as safetensors, "
+                "or set model.init: scratch",
+            )
+        if config.data.prepared is None and not (folder / "tokenizer.json").is_file():
+            yield (
+                {"model.path"},
+                f"model.path: {folder} holds no tokenizer.json, which preparing text needs; save the tokenizer there "
+                "with AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
+            )
     data = config.data.path
     if data and "://" not in data and not Path(data).exists():
         yield {"data.path"}, f"data.path: {data} does not exist; give a file, a folder or an s3:// URI"
@@ -124,6 +136,6 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         yield {"model.path"}, f"model.path: {error}"
         return
     for fault in shape.mesh_faults(tp, pp):
-        yield keys, f"parallel: {fault}"
+        yield keys, fault
     if shape.vocab % tp:
         yield keys, f"parallel.tp: {tp} does not divide the vocabulary of {shape.vocab}; use a tp that does"

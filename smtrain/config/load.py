@@ -16,6 +16,13 @@ from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
 
 Source = JobConfig | Mapping[str, Any] | str | Path
+# What a pattern of the schema means, by the key's last part.
+_PATTERNS = {
+    "name": "use letters, digits and single hyphens, at most 36 in all",
+    "s3_uri": "give an s3://bucket/prefix URI",
+    "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
+    "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
+}
 _LOCAL_PATHS = (("model", "path"), ("data", "path"))
 
 
@@ -171,6 +178,8 @@ def _sentence(key: str, detail: Any) -> str:
         return f"{key}: unknown key; " + (f"did you mean {known}?" if known else f"known: {', '.join(_siblings(key))}")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key}: got {given!r}; it is a section with keys of its own"
+    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key.rpartition(".")[2])):
+        return f"{key}: got {given!r}; {words}"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: got {given!r}; {message[0].lower()}{message[1:]}"
 

@@ -82,6 +82,36 @@ def test_impossible_combinations_are_refused(raw: dict[str, Any], change: dict[s
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("missing", "sentence", "cure"),
+    [
+        ("tokenizer.json", "holds no tokenizer.json", {"data": {"prepared": "s3://bucket/data"}}),
+        ("model.safetensors", "holds no model.safetensors", {"model": {"init": "scratch"}}),
+    ],
+)
+def test_a_model_folder_that_lacks_what_a_stage_needs_is_refused(
+    raw: dict[str, Any], model_folder: Path, missing: str, sentence: str, cure: dict[str, Any]
+) -> None:
+    (model_folder / missing).unlink()
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(raw)
+    load_config(raw, **cure)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("name=my run", "name: got 'my run'; use letters, digits and single hyphens, at most 36 in all"),
+        ("output.s3_uri=bucket/x", "output.s3_uri: got 'bucket/x'; give an s3://bucket/prefix URI"),
+        ("compute.instance_type=trn1", "compute.instance_type: got 'trn1'; give a SageMaker instance type"),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_told_what_would_do(raw: dict[str, Any], text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw, set_=[text])
+    assert caught.value.faults[0].startswith(sentence)
+
+
 def test_a_vocabulary_that_tp_cannot_cut_is_refused(raw: dict[str, Any], model_folder: Path) -> None:
     text = (model_folder / "config.json").read_text()
     (model_folder / "config.json").write_text(text.replace('"vocab_size": 512', '"vocab_size": 509'))
