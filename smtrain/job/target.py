@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
-from smtrain.local import endpoint
 
 if TYPE_CHECKING:
     import boto3
@@ -60,7 +59,7 @@ class Target:
     def region_name(self) -> str:
         """The region that jobs run in."""
         if self.name == "local":
-            return endpoint.REGION
+            return _local().REGION
         region = self.region or self.session.region_name
         if not region:
             raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"])
@@ -69,12 +68,12 @@ class Target:
     def default_bucket(self) -> str:
         """The bucket used when the config names none: SageMaker's own default on AWS."""
         if self.name == "local":
-            return endpoint.BUCKET
+            return _local().BUCKET
         return f"sagemaker-{self.region_name()}-{self._account()}"
 
     def default_role(self) -> str | None:
         """The role used when the config names none; only the local control plane has one."""
-        return endpoint.ROLE if self.name == "local" else None
+        return _local().ROLE if self.name == "local" else None
 
     def _account(self) -> str:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -85,6 +84,13 @@ class Target:
             raise JobError(
                 f"AWS could not be asked for the account ({error}); log in, or set output.s3_uri in the config"
             ) from None
+
+
+def _local() -> Any:
+    """The control plane's client half; loaded when asked for, as it brings an HTTP client."""
+    from smtrain.local import endpoint
+
+    return endpoint
 
 
 def target_of(config: JobConfig, name: TargetName | None = None) -> Target:
