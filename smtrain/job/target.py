@@ -59,7 +59,7 @@ class Target:
     def region_name(self) -> str:
         """The region that jobs run in."""
         if self.name == "local":
-            return _local().REGION
+            return str(_local().REGION)
         region = self.region or self.session.region_name
         if not region:
             raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"])
@@ -68,12 +68,12 @@ class Target:
     def default_bucket(self) -> str:
         """The bucket used when the config names none: SageMaker's own default on AWS."""
         if self.name == "local":
-            return _local().BUCKET
+            return str(_local().BUCKET)
         return f"sagemaker-{self.region_name()}-{self._account()}"
 
     def default_role(self) -> str | None:
         """The role used when the config names none; only the local control plane has one."""
-        return _local().ROLE if self.name == "local" else None
+        return str(_local().ROLE) if self.name == "local" else None
 
     def _account(self) -> str:
         from botocore.exceptions import BotoCoreError, ClientError
