@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.config.schema import JobConfig
 
 Fault = tuple[set[str], str]
+# What tokens of well-known services look like: Hugging Face, AWS, GitHub, OpenAI, Weights & Biases, Slack.
+_TOKEN = re.compile(
+    r"hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
+    r"|sk-[\w-]{20,}|xox[abp]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY", re.IGNORECASE)
 
 
 def combination_faults(config: JobConfig) -> Iterator[Fault]:
@@ -86,6 +93,29 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         )
     if compute.spot and compute.keep_alive:
         yield {"compute.spot", "compute.keep_alive"}, "compute.keep_alive: warm pools cannot be spot; set one of both"
+
+
+def secret_faults(config: JobConfig) -> Iterator[Fault]:
+    """Secrets written out: whoever may describe the job could read them. The value is never repeated."""
+    for key, value in _texts(config.model_dump(mode="json")):
+        named = key.startswith("compute.environment.") and _SECRET_NAME.search(key.rpartition(".")[2])
+        if value and (named or _TOKEN.search(value)):
+            yield (
+                {key},
+                f"{key}: looks like a secret, which anyone who may describe the job could read; "
+                "keep it in Secrets Manager and let the job read it with its role",
+            )
+
+
+def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item, key)
+    elif isinstance(value, str):
+        yield key, value
 
 
 def model_faults(config: JobConfig) -> Iterator[Fault]:

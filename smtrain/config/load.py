@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from smtrain.config.checks import combination_faults, model_faults
+from smtrain.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
 
@@ -44,6 +44,7 @@ def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sec
     faults += more
     if config is not None:
         faults += [text for keys, text in combination_faults(config) if not removed & keys]
+        faults += [text for _, text in secret_faults(config)]
         faults += [text for keys, text in model_faults(config) if not removed & keys]
     if faults or config is None:
         raise ConfigError(faults)

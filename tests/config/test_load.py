@@ -112,6 +112,26 @@ def test_a_value_of_the_wrong_form_is_told_what_would_do(raw: dict[str, Any], te
     assert caught.value.faults[0].startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("compute.environment.HF_TOKEN", "anything"),
+        ("compute.environment.NOTE", "hf_" + "a1B2" * 8),
+        ("tags.owner", "AKIA" + "ABCD1234" * 2),
+        ("generate.prompts", "ghp_" + "a1B2" * 9),
+    ],
+)
+def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any], key: str, value: str) -> None:
+    section, _, rest = key.partition(".")
+    given: Any = [value] if rest == "prompts" else value
+    for part in reversed(rest.split(".")):
+        given = {part: given}
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw, **{section: given})
+    assert caught.value.faults[0].startswith(f"{key}: looks like a secret")
+    assert value not in str(caught.value)
+
+
 def test_a_vocabulary_that_tp_cannot_cut_is_refused(raw: dict[str, Any], model_folder: Path) -> None:
     text = (model_folder / "config.json").read_text()
     (model_folder / "config.json").write_text(text.replace('"vocab_size": 512', '"vocab_size": 509'))
