@@ -1,0 +1,186 @@
+"""What a plan is made for: one model, cut one way, on one kind of machine; and why that may be impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, Literal
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.errors import ConfigError
+from smtrain.facts import instance, table
+from smtrain.model.families import ModelShape, Role
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hosts of a job: `count` instances of one type, `cores` training processes on each."""
+
+    type: str
+    count: int
+    cores: int
+    core_flops: float
+    """Dense peak of a core in the training dtype, operations a second."""
+    core_bytes: float
+    """Memory of a core's device; on a machine without accelerator, a process's share of the host."""
+    host_bytes: float
+    network: float
+    """Of a host, bytes a second."""
+    accelerated: bool = True
+    disk_bytes: float = 0.0
+
+    @classmethod
+    def of(cls, type_: str, count: int, cores: int | None = None) -> Machine:
+        """The machine of a row of facts/instances.toml. Raises `ConfigError` for a type it does not have."""
+        row = instance(type_)
+        if row is None or "core_gib" not in row:
+            known = ", ".join(t for t, r in table("instances")["instances"].items() if "core_gib" in r)
+            raise ConfigError([f"compute.instance_type: nothing is known about {type_} to plan with; known: {known}"])
+        return cls(
+            type=type_,
+            count=count,
+            cores=cores or row["cores"],
+            core_flops=row["core_tflops"] * 1e12,
+            core_bytes=row["core_gib"] * GIB,
+            host_bytes=row["host_gib"] * GIB,
+            network=row["network_gbps"] * 1e9 / 8,
+            disk_bytes=row.get("disk_gib", 0) * GIB,
+        )
+
+    @property
+    def world(self) -> int:
+        return self.count * self.cores
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How the model and the batch are cut; tp innermost, pp outermost."""
+
+    tp: int
+    pp: int
+    dp: int
+    micro_batch: int = 1
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+
+    def __str__(self) -> str:
+        text = f"tp {self.tp} x pp {self.pp} x dp {self.dp}, micro-batch {self.micro_batch}"
+        text += "" if self.recompute == "none" else f", {self.recompute} recomputation"
+        return text + (", sequence parallel" if self.sequence_parallel else "")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained: the model's shape and what one optimizer step takes."""
+
+    shape: ModelShape
+    seq_len: int
+    global_batch: int
+    precision: Literal["bf16", "fp32"] = "bf16"
+    fused_attention: bool = True
+    """False where scores are written to memory (stacks of 2023): attention then takes far longer."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight or an activation."""
+        return 2 if self.precision == "bf16" else 4
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a tensor-parallel rank holds, in numbers: of each decoder layer, and of the parts at the two ends."""
+
+    layer: int
+    embed: int
+    norm: int
+    head: int
+    kv_heads: int
+    """Key/value heads of a rank, copies counted."""
+    vocab: int
+    """Rows of the embedding and columns of the logits."""
+    largest: int
+    """Its biggest parameter."""
+
+
+@cache
+def cut(shape: ModelShape, tp: int) -> Cut:
+    """Count a rank's numbers by the same table that the engines cut by."""
+    layout = Layout(shape, tp, 1)
+    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in _one_layer(shape).specs}
+    ends = {s.name for s in _one_layer(shape).specs if ".layers." not in s.name}
+    embed = size[shape.embed_name]
+    norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name))
+    return Cut(
+        layer=sum(n for name, n in size.items() if name not in ends),
+        embed=embed,
+        norm=norm,
+        head=embed,
+        kv_heads=len(layout.kv_slots(0)),
+        vocab=layout.shard(shape.embed_name, 0).size,
+        largest=max(size.values()),
+    )
+
+
+def layers_of(layers: int, pp: int, stage: int) -> int:
+    """Decoder layers of a pipeline stage: contiguous blocks, the remainder on the last ones (checkpoint/layout.py)."""
+    each, extra = divmod(layers, pp)
+    return each + (stage >= pp - extra)
+
+
+def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
+    """Parameters that a rank of a pipeline stage holds."""
+    held = cut(shape, mesh.tp)
+    n = layers_of(shape.layers, mesh.pp, stage) * held.layer
+    if stage == 0:
+        n += held.embed
+    if stage == mesh.pp - 1:
+        n += held.norm + (0 if shape.tied and mesh.pp == 1 else held.head)
+    return n
+
+
+def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
+    """Every reason why this cannot run at all, whatever the memory."""
+    shape = work.shape
+    yield from shape.mesh_faults(mesh.tp, mesh.pp)
+    if shape.vocab % mesh.tp:
+        yield f"parallel.tp = {mesh.tp} does not divide the vocabulary of {shape.vocab}"
+    if mesh.tp * mesh.pp * mesh.dp != machine.world:
+        yield (
+            f"tp x pp x dp = {mesh.tp * mesh.pp * mesh.dp} is not the {machine.count} x {machine.cores} = "
+            f"{machine.world} cores"
+        )
+    if work.global_batch % (mesh.dp * mesh.micro_batch):
+        yield (
+            f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "
+            f"{mesh.dp} x {mesh.micro_batch}"
+        )
+    if mesh.sequence_parallel and work.seq_len % mesh.tp:
+        yield f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence parallelism"
+
+
+def named_shape(name: str) -> ModelShape | None:
+    """The shape of a model that facts/models.toml knows, by its name or by the last part of a path or hub id."""
+    told = _plain(name.rstrip("/").rsplit("/", 1)[-1])
+    for known, row in table("models")["models"].items():
+        if told in {_plain(known), _plain(row["source"].rsplit("/", 1)[-1])}:
+            config: dict[str, Any] = row["config"]
+            return ModelShape.from_config(config)
+    return None
+
+
+def _plain(name: str) -> str:
+    name = name.lower().removeprefix("meta-").removesuffix("-hf").replace("llama2", "llama-2").replace("llama3", "llama-3")
+    return name.replace("_", "-").replace(" ", "-")
+
+
+@cache
+def _one_layer(shape: ModelShape) -> ModelShape:
+    from dataclasses import replace
+
+    return replace(shape, layers=1)

@@ -1,0 +1,149 @@
+"""Time of an optimizer step: work over peak, communication over bandwidth, bubble and overhead, seven fitted numbers.
+
+The form is physical, so that few numbers carry over to shapes that nobody published; docs/planner.md derives each
+term and says what was fitted. Where a term is bounded rather than known it errs to the slow side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+
+from smtrain.facts import table
+from smtrain.plan.setup import Machine, Mesh, Work, cut, layers_of, stage_numbers
+
+# Passes over a layer's matrix products, and over its attention scores: forward 1, backward 2, recomputation 1.
+_DENSE = {"none": 3, "selective": 3, "full": 4}
+_SCORES = {"none": 3, "selective": 4, "full": 4}
+# Collectives of a layer: two all-gathers and two reduce-scatters (or two all-reduces) forward, as many backward, and
+# the forward ones once more where the whole layer is recomputed.
+LAUNCHES = 2
+_COLLECTIVES = {"none": 8, "selective": 8, "full": 12}
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What the published runs say; facts/throughput.toml holds the fitted values."""
+
+    efficiency: float
+    """Share of a core's peak that large matrix products reach."""
+    link_bytes_per_flop: float
+    """Rate of tensor-parallel collectives, bytes a second for each operation a second of the core's peak."""
+    network_share: float
+    """Share of a host's network that the gradient exchange reaches."""
+    slot_seconds: float
+    """Fixed cost of one micro-batch on one stage: launching graphs, handing over to the next stage."""
+    fused_attention: float
+    """How much longer an operation in fused attention takes than one in a large matrix product."""
+    unfused_attention: float
+    """The same where scores go through memory."""
+    yearly_gain: float
+    """Log of the gain from one Neuron release to the next, up to `MATURE`."""
+
+    @classmethod
+    def fitted(cls) -> Coefficients:
+        """The values in facts/throughput.toml."""
+        return _fitted()
+
+
+MATURE = 20  # the minor number of Neuron 2.x from which a release is no faster than the one before
+
+
+@cache
+def _fitted() -> Coefficients:
+    row = table("throughput")["coefficients"]
+    return Coefficients(**{f.name: row[f.name] for f in fields(Coefficients)})
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step, by part; `total` is their sum."""
+
+    compute: float
+    attention: float
+    tensor_parallel: float
+    bubble: float
+    overhead: float
+    data_parallel: float
+
+    @property
+    def total(self) -> float:
+        return (
+            self.compute
+            + self.attention
+            + self.tensor_parallel
+            + self.bubble
+            + self.overhead
+            + self.data_parallel
+        )
+
+    @property
+    def bubble_share(self) -> float:
+        return self.bubble / self.total
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Seconds of one micro-batch, forward and backward, on the slowest stage; `middle` is a stage without ends."""
+
+    dense: float
+    attention: float
+    tensor_parallel: float
+    overhead: float
+    middle: float
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.attention + self.tensor_parallel + self.overhead
+
+
+def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
+    """One micro-batch on the last stage, which has the output matrix and the layers that are left over."""
+    shape, tokens = work.shape, work.seq_len * mesh.micro_batch
+    span = min(work.seq_len, shape.sliding_window or work.seq_len)
+    layers = layers_of(shape.layers, mesh.pp, mesh.pp - 1)
+    rate = k.efficiency * machine.core_flops
+    # 2 operations for each weight and token; scores and their product with v: 4 x heads x head size x span a token.
+    layer = _DENSE[mesh.recompute] * 2.0 * cut(shape, mesh.tp).layer * tokens / rate
+    slow = k.fused_attention if work.fused_attention else k.unfused_attention
+    scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
+    head = 3 * 2.0 * cut(shape, mesh.tp).head * tokens / rate
+    link = k.link_bytes_per_flop * machine.core_flops
+    if mesh.tp > machine.cores:  # the ring leaves the host: all its cores share the network
+        link = min(link, k.network_share * machine.network / machine.cores)
+    moved = _COLLECTIVES[mesh.recompute] * tokens * shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
+    collectives = layers * moved / link
+    overhead = k.slot_seconds * (1 if mesh.pp == 1 else LAUNCHES)
+    return Slot(
+        dense=layers * layer + head,
+        attention=layers * scores,
+        tensor_parallel=collectives,
+        overhead=overhead,
+        middle=layers * (layer + scores) + collectives + overhead,
+    )
+
+
+def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> float:
+    """Reduce-scatter of fp32 gradients and all-gather of weights (ZeRO-1), over the host's network.
+
+    A host sends each number that it holds once round the ring of its data-parallel ranks. It is charged in full
+    however many hosts there are: a single one is faster, by up to 4 % of a step in the published runs.
+    """
+    numbers = max(stage_numbers(work.shape, mesh, 0), stage_numbers(work.shape, mesh, mesh.pp - 1))
+    sent = numbers * min(machine.cores, mesh.tp * mesh.pp) * (4 + work.width)
+    return sent / (k.network_share * machine.network)
+
+
+def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None = None) -> StepTime:
+    """Seconds of an optimizer step. The mesh must be one that `mesh_faults` has nothing against."""
+    k = k or Coefficients.fitted()
+    slot = slot_time(work, machine, mesh, k)
+    slots = work.global_batch // (mesh.dp * mesh.micro_batch)
+    return StepTime(
+        compute=slots * slot.dense,
+        attention=slots * slot.attention,
+        tensor_parallel=slots * slot.tensor_parallel,
+        bubble=(mesh.pp - 1) * slot.middle,
+        overhead=slots * slot.overhead,
+        data_parallel=exchange_time(work, machine, mesh, k),
+    )
