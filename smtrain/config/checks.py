@@ -15,7 +15,7 @@ _TOKEN = re.compile(
     r"hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     r"|sk-[\w-]{20,}|xox[abp]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY)($|_)", re.IGNORECASE)
 
 
 def combination_faults(config: JobConfig) -> Iterator[Fault]:

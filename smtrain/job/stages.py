@@ -150,6 +150,7 @@ class Chain:
 def list_jobs(target: Target, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
     """Training jobs of the target, newest first."""
     ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
+    ask["PaginationConfig"] = {"PageSize": min(limit, 100)}
     if name_contains:
         ask["NameContains"] = name_contains
     jobs: list[Job] = []

@@ -130,6 +130,7 @@ def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any],
         load_config(raw, **{section: given})
     assert caught.value.faults[0].startswith(f"{key}: looks like a secret")
     assert value not in str(caught.value)
+    load_config(raw, compute={"environment": {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "9"}})
 
 
 def test_a_vocabulary_that_tp_cannot_cut_is_refused(raw: dict[str, Any], model_folder: Path) -> None:
