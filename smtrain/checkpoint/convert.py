@@ -1,19 +1,101 @@
-"""The convert stage: weights of any kind to NxD shards for a (tp, pp) mesh."""
+"""Any weights to any layout: `convert` is what `smtrain.convert` and the convert stage call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args
 
-from smtrain.checkpoint.nxd import write_nxd
+import torch
+
+from smtrain.checkpoint.hf import is_hf_folder, write_hf
+from smtrain.checkpoint.layout import KvOrder
+from smtrain.checkpoint.native_writer import write_native
+from smtrain.checkpoint.nxd_names import Qkv
+from smtrain.checkpoint.nxd_writer import Format, write_nxd
 from smtrain.checkpoint.open import open_weights
+from smtrain.checkpoint.places import place
+from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.staging import refuse_overlap
+from smtrain.errors import ConfigError
+
+Kind = Literal["nxd", "hf", "native"]
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+}
 
 
-def convert(source: Path, target: Path, *, tp: int, pp: int) -> None:
-    """Write the weights of `source` as NxD shards into `target`, which appears whole or stays as it was.
+def convert(
+    source: Path | str,
+    target: Path | str,
+    *,
+    to: Kind = "nxd",
+    tp: int = 1,
+    pp: int = 1,
+    form: Format = "pt",
+    qkv: Qkv | None = None,
+    kv_multiplier: int | None = None,
+    kv_order: KvOrder = "tiled",
+    cuts: Sequence[int] | None = None,
+    dtype: str | None = None,
+    max_shard_size: int = 5_000_000_000,
+    config: Path | str | None = None,
+) -> None:
+    """Write the weights of `source` into `target`, which appears whole or stays as it was.
 
-    Raises CheckpointError where the source cannot be read or the two overlap, ConfigError where the model cannot be cut
-    for (tp, pp).
+    Both are folders or s3:// URIs. The source's kind and topology are read from it; `config` is the folder of the
+    config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's own saves. `kv_order` is the
+    chip's order of repeated key/value heads, of the target and of a source without a manifest: tiled (trn1) or grouped
+    (trn2). `dtype` (bf16, fp32, fp16) converts on the way. Run again after an interruption, it goes on where it was.
+
+    Raises CheckpointError where the source cannot be read or the two overlap, ConfigError where an option is none or
+    the model cannot be cut for (tp, pp).
     """
+    choices: list[tuple[str, Any, tuple[Any, ...]]] = [
+        ("to", to, get_args(Kind)),
+        ("form", form, get_args(Format)),
+        ("kv_order", kv_order, get_args(KvOrder)),
+    ]
+    choices += [("qkv", qkv, (None, *get_args(Qkv))), ("dtype", dtype, (None, *DTYPES))]
+    faults = [
+        f"{key}: got {got!r}; take one of {', '.join(map(str, known))}"
+        for key, got, known in choices
+        if got not in known
+    ]
+    whole = [("tp", tp), ("pp", pp), ("kv_multiplier", 1 if kv_multiplier is None else kv_multiplier)]
+    faults += [f"{key}: got {got}; must be at least 1" for key, got in whole if got < 1]
+    if max_shard_size < 1:
+        faults.append(f"max_shard_size: got {max_shard_size} bytes; must be at least 1")
+    if faults:
+        raise ConfigError(faults)
     refuse_overlap(source, target)
-    write_nxd(open_weights(source), target, tp=tp, pp=pp)
+    told = None if config is None else read_beside(config)
+    weights = open_weights(source, told, kv_order)
+    weights = weights if dtype is None else Cast(weights, DTYPES[dtype])
+    if to == "hf":
+        beside = config if config is not None else (source if is_hf_folder(place(source)) else None)
+        write_hf(weights, target, beside, max_shard_size)
+    elif to == "native":
+        write_native(weights, target, tp=tp, pp=pp)
+    else:
+        write_nxd(
+            weights,
+            target,
+            tp=tp,
+            pp=pp,
+            qkv=qkv,
+            kv_order=kv_order,
+            kv_multiplier=kv_multiplier,
+            cuts=cuts,
+            form=form,
+        )
+
+
+def read_beside(folder: Path | str) -> dict[str, Any]:
+    """The config.json in a folder, or that is itself named."""
+    from smtrain.checkpoint.hf import read_config
+
+    path = str(folder)
+    return read_config(path.removesuffix("/config.json") if path.endswith("/config.json") else path)

@@ -4,58 +4,54 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from smtrain.checkpoint import safetensors
+from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.places import Bounds, Place, Slab, place, read_text
+from smtrain.checkpoint.produce import Plan, produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.staging import whole_folder
+from smtrain.checkpoint.writing import Job, Tensor
+from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_BLOCK = 64 << 20  # bytes written at a time
-_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
-_COMPANIONS = (
+COMPANIONS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.json", "chat_template.jinja"),
-    *("generation_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*"),
+    *("generation_config.json",),
 )
+_LEGAL = re.compile(r"(LICENSE|NOTICE|USE_POLICY)[^/]*")
 
 
-def is_hf_folder(folder: Path) -> bool:
-    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+def is_hf_folder(where: Place) -> bool:
+    return SINGLE in where.files() or INDEX in where.files()
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(where: Place | Path | str) -> dict[str, Any]:
     """The contents of `config.json`; raises CheckpointError where there is none."""
-    path = folder / "config.json"
+    where = place(where)
+    if "config.json" not in where.files():
+        raise CheckpointError(f"{where} has no config.json; copy the model's into it.")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no config.json; copy the model's into it.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); copy the model's again.") from error
+        config = json.loads(read_text(where, "config.json"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}/config.json cannot be read ({error}); copy the model's again.") from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is not a JSON object; copy the model's again.")
+        raise CheckpointError(f"{where}/config.json is not a JSON object; copy the model's again.")
     return config
 
 
-class HFSource:
+class HFSource(WeightSource):
     """A Hugging Face folder as a `WeightSource`.
 
     Raises CheckpointError where a file is missing, cut short or not safetensors, where the index points out of the
@@ -63,29 +59,33 @@ class HFSource:
     none of the model's.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = Path(folder)
-        self._config = read_config(self._folder)
+    def __init__(self, folder: Place | Path | str) -> None:
+        self._place = place(folder)
+        self._config = read_config(self._place)
         self._shape = ModelShape.from_config(self._config)
-        self._files: dict[str, Any] = {}
-        held = self._index()
-        self._where: dict[str, tuple[str, str]] = {}
+        self._manifest = read_manifest(self._place)
+        held = self._held()
+        self._slabs: dict[str, Slab] = {}
         for spec in self._shape.specs:
             stored = next((n for n in (spec.name, *self._shape.file_aliases(spec.name)) if n in held), None)
             if stored is None:
-                raise CheckpointError(f"{self._folder} lacks the parameter {spec.name}; fetch the model again.")
-            self._where[spec.name] = (held.pop(stored), stored)
-            shape = tuple(self._slice(spec.name).get_shape())
-            if shape != spec.shape:
+                raise CheckpointError(f"{self._place} lacks the parameter {spec.name}; fetch the model again.")
+            slab = self._slabs[spec.name] = held.pop(stored)
+            if slab.shape != spec.shape:
                 raise CheckpointError(
-                    f"{self._folder}: {spec.name} has shape {list(shape)} where config.json asks for "
+                    f"{self._place}: {spec.name} has shape {list(slab.shape)} where config.json asks for "
                     f"{list(spec.shape)}; the two are not of one model."
+                )
+            if slab.dtype not in DTYPES:
+                raise CheckpointError(
+                    f"{self._place}: {spec.name} has the type {safetensors.CODES[slab.dtype]}; save the model in bf16 "
+                    "or fp32."
                 )
         head = f"{FAMILIES[self._shape.family].head}.weight" if self._shape.tied else None
         for name in held:
             if name != head and not COMPUTED.search(name):
                 raise CheckpointError(
-                    f"{self._folder} holds {name}, which is no parameter of a {self._shape.family} model as its "
+                    f"{self._place} holds {name[:200]}, which is no parameter of a {self._shape.family} model as its "
                     "config.json describes it; take the config.json of this model."
                 )
 
@@ -94,97 +94,101 @@ class HFSource:
         return self._config
 
     def names(self) -> list[str]:
-        return sorted(self._where)
+        return sorted(self._slabs)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name).get_shape())
+        return self._slab(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        code = self._slice(name).get_dtype()
-        if code not in _DTYPES:
-            raise CheckpointError(f"{self._folder}: {name} has the type {code}; save the model in bf16 or fp32.")
-        return _DTYPES[code]
+        return self._slab(name).dtype
 
-    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        stored = self._slice(name)
-        window = tuple(slice(start, stop) if i == dim else slice(None) for i in range(len(stored.get_shape())))
-        try:
-            tensor: torch.Tensor = stored[window]
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self._folder}: {name} cannot be read ({error}); fetch the model again.") from None
-        return tensor
+    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
+        return self._slab(name).window(bounds)
 
-    def _index(self) -> dict[str, str]:
-        """Stored name -> file name, of everything in the folder."""
-        if not (self._folder / INDEX).is_file():
-            if not (self._folder / SINGLE).is_file():
-                raise CheckpointError(
-                    f"{self._folder} has neither {SINGLE} nor {INDEX}; save the model as safetensors."
-                )
-            return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-        path = self._folder / INDEX
+    def check(self, name: str) -> None:
+        self._slab(name).check(name)
+
+    def stamp(self) -> Any:
+        return self._place.stamp()
+
+    def _held(self) -> dict[str, Slab]:
+        """Stored name -> where it lies, of everything in the folder."""
+        files = self._place.files()
+        if INDEX not in files:
+            if SINGLE not in files:
+                raise CheckpointError(f"{self._place} has neither {SINGLE} nor {INDEX}; save the model as safetensors.")
+            return self._file(SINGLE)
+        path = f"{self._place}/{INDEX}"
         try:
-            weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-            held = dict(weight_map)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            weight_map = dict(json.loads(read_text(self._place, INDEX))["weight_map"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} is not an index ({error!r}); fetch the model again.") from error
-        for name, file in held.items():
-            if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file or "\0" in file or file in ("", "..", "."):
                 raise CheckpointError(f"{path} points {name} to {file!r}, which is not a file of its own folder.")
-        for file in sorted(set(held.values())):
-            keys = set(self._open(file).keys())
-            if missing := sorted(name for name, at in held.items() if at == file and name not in keys):
-                raise CheckpointError(f"{self._folder / file} lacks {missing[0]}, which {INDEX} says it has.")
-        return held
+        out = {}
+        for file in sorted(set(weight_map.values())):
+            found = self._file(file)
+            for name in (name for name, at in weight_map.items() if at == file):
+                if name not in found:
+                    raise CheckpointError(f"{self._place}/{file} lacks {name}, which {INDEX} says it has.")
+                out[name] = found[name]
+        return out
 
-    def _open(self, file: str) -> Any:
-        if file not in self._files:
-            path = self._folder / file
-            if not path.is_file():
-                raise CheckpointError(f"{path} is missing; fetch the model again.")
-            try:
-                self._files[file] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is no whole safetensors file ({error}); fetch it again.") from None
-        return self._files[file]
+    def _file(self, file: str) -> dict[str, Slab]:
+        crcs = checksums(self._manifest, file)
+        return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}
 
-    def _slice(self, name: str) -> Any:
-        if name not in self._where:
-            raise CheckpointError(f"{self._folder} has no parameter {name}.")
-        file, stored = self._where[name]
-        return self._open(file).get_slice(stored)
+    def _slab(self, name: str) -> Slab:
+        if name not in self._slabs:
+            raise CheckpointError(f"{self._place} has no parameter {name}.")
+        return self._slabs[name]
 
 
 def write_hf(
-    source: WeightSource, target: Path, companions: Path | None = None, max_shard_size: int = 5_000_000_000
+    source: WeightSource,
+    target: Path | str,
+    companions: Path | str | None = None,
+    max_shard_size: int = 5_000_000_000,
 ) -> None:
-    """Write an ordinary Hugging Face folder, one tensor in memory at a time; it appears whole.
+    """Write an ordinary Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
     Names and types are the source's. `companions` is a folder whose config.json, tokenizer, generation config and
     licence go along. More than `max_shard_size` bytes make shards and an index. Raises CheckpointError where the target
     is a file, or the companions are of another model.
     """
     shape = ModelShape.from_config(source.config)
-    config = source.config if companions is None else read_config(companions)
+    beside = None if companions is None else place(companions)
+    config = source.config if beside is None else read_config(beside)
     if ModelShape.from_config(config) != shape:
         raise CheckpointError(
             f"{companions}/config.json describes another model than the weights; give the folder training started from."
         )
     names = [spec.name for spec in shape.specs]
-    shards = _shards(source, names, max_shard_size)
-    with whole_folder(target, "config.json", replaces=(SINGLE, INDEX, "model-*-of-*.safetensors")) as folder:
-        weight_map: dict[str, str] = {}
-        for number, shard in enumerate(shards, start=1):
-            file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            _write_safetensors(folder / file, source, shard)
-            weight_map |= dict.fromkeys(shard, file)
-        if len(shards) > 1:
-            total = sum(_bytes(source, name) for name in names)
-            _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-        if companions is not None:
-            for path in (path for pattern in _COMPANIONS for path in companions.glob(pattern)):
-                shutil.copyfile(path, folder / path.name)
-        _write_json(folder / "config.json", _with_dtype(config, {source.dtype(name) for name in names}))
+    tensors = {name: Tensor(source.dtype(name), source.shape(name)) for name in names}
+    shards = _shards(tensors, max_shard_size)
+    containers, groups = [], []
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        container = safetensors.container(file, {name: tensors[name] for name in shard})
+        containers.append(container)
+        in_order = sorted(shard, key=container.offsets.__getitem__)
+        groups.append([Job(name, (name,), (container,)) for name in in_order])
+        weight_map |= dict.fromkeys(shard, file)
+    extras = {} if beside is None else _companions(beside)
+    if len(shards) > 1:
+        total = sum(tensor.size for tensor in tensors.values())
+        extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
+    extras["config.json"] = _json(_with_dtype(config, {tensor.dtype for tensor in tensors.values()}))
+    replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
+    produce(source, target, Plan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces))
+
+
+def _companions(beside: Place) -> dict[str, bytes]:
+    files = beside.files()
+    found = [file for file in files if file in COMPANIONS or _LEGAL.fullmatch(file)]
+    return {file: bytes(beside.read(file, 0, files[file])) for file in found}
 
 
 def _with_dtype(config: dict[str, Any], dtypes: set[torch.dtype]) -> dict[str, Any]:
@@ -193,42 +197,17 @@ def _with_dtype(config: dict[str, Any], dtypes: set[torch.dtype]) -> dict[str, A
     return {**config, **{key: name for key in ("torch_dtype", "dtype") if name and key in config}}
 
 
-def _shards(source: WeightSource, names: list[str], limit: int) -> list[list[str]]:
+def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     held = 0
-    for name in names:
-        size = _bytes(source, name)
-        if shards[-1] and held + size > limit:
+    for name, tensor in tensors.items():
+        if shards[-1] and held + tensor.size > limit:
             shards.append([])
             held = 0
         shards[-1].append(name)
-        held += size
+        held += tensor.size
     return shards
 
 
-def _bytes(source: WeightSource, name: str) -> int:
-    return prod(source.shape(name)) * source.dtype(name).itemsize
-
-
-def _write_safetensors(path: Path, source: WeightSource, names: list[str]) -> None:
-    """The header first, then each tensor as it is read; safetensors' own writer wants all of them at once."""
-    names = sorted(names, key=lambda name: (-source.dtype(name).itemsize, name))  # keeps every tensor aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name in names:
-        stop = at + _bytes(source, name)
-        dtype, shape = _CODES[source.dtype(name)], list(source.shape(name))
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, stop]}
-        at = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            data = source.read(name).contiguous().view(-1).view(torch.uint8).numpy().data
-            for start in range(0, len(data), _BLOCK):
-                file.write(data[start : start + _BLOCK])
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()

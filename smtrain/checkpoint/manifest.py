@@ -17,13 +17,16 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from smtrain.checkpoint.places import Place
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +71,22 @@ class Manifest:
         """Raises `CheckpointError` if there is none, or it is not one that this version reads."""
         path = checkpoint / NAME
         try:
-            data = json.loads(path.read_text())
+            text = path.read_text()
         except FileNotFoundError:
             raise CheckpointError(
                 f"{checkpoint} has no {NAME}: the checkpoint was never completed, take another"
             ) from None
         except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
+        return cls.parse(text, str(checkpoint))
+
+    @classmethod
+    def parse(cls, text: str, checkpoint: str) -> Manifest:
+        """The manifest that `text` is; `checkpoint` says in errors whose. Raises `CheckpointError` if it is none."""
+        path = f"{checkpoint}/{NAME}"
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise CheckpointError(f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder")
@@ -109,13 +122,34 @@ def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
         files = Manifest.read(checkpoint).files
     except CheckpointError as error:
         return str(error)
-    present = sizes(checkpoint) if present is None else present
+    return _lacking(files, sizes(checkpoint) if present is None else present, str(checkpoint))
+
+
+def fault_at(where: Place) -> str | None:
+    """`fault` of a checkpoint wherever it is, in an object store too."""
+    if NAME not in where.files():
+        return f"{where} has no {NAME}: the checkpoint was never completed, take another"
+    try:
+        text = bytes(where.read(NAME, 0, where.files()[NAME])).decode(errors="replace")
+        files = Manifest.parse(text, str(where)).files
+    except CheckpointError as error:
+        return str(error)
+    return _lacking(files, where.files(), str(where))
+
+
+def _lacking(files: Mapping[str, Mapping[str, Any]], present: Sizes, checkpoint: str) -> str | None:
     for name, about in files.items():
         if name not in present:
-            return f"{checkpoint / name} is missing"
+            return f"{checkpoint}/{name} is missing"
         if present[name] != about["size"]:
-            return f"{checkpoint / name} has {present[name]} bytes instead of {about['size']}"
+            return f"{checkpoint}/{name} has {present[name]} bytes instead of {about['size']}"
     return None
+
+
+def steps(files: Iterable[str]) -> list[str]:
+    """The checkpoint folders among relative paths, oldest first."""
+    found = {(int(m[1]), m[0]) for file in files if "/" in file and (m := _STEP.fullmatch(file.split("/")[0]))}
+    return [name for _, name in sorted(found)]
 
 
 def newest_whole(folder: Path) -> Path | None:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from smtrain.checkpoint import safetensors
 from smtrain.checkpoint.layout import Layout
-from smtrain.checkpoint.manifest import Manifest, fault, sync_folder
+from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
+from smtrain.checkpoint.places import Bounds, Place, Slab, place, read_text
+from smtrain.checkpoint.sources import WeightSource
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 
@@ -77,35 +79,35 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[s
 
 
 class _Files:
-    """The open files of one whole checkpoint, and how its parameters are cut."""
+    """The files of one whole checkpoint, and how its parameters are cut."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        reason = fault(checkpoint)
+    def __init__(self, checkpoint: Place | Path | str) -> None:
+        self.place = place(checkpoint)
+        reason = fault_at(self.place)
         if reason is not None:
-            raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}")
-        self.manifest = Manifest.read(checkpoint)
+            raise CheckpointError(f"the checkpoint {self.place} is not whole: {reason}")
+        self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
         self.layout = Layout(ModelShape.from_config(self.manifest.config), self.tp, self.pp)
-        self._root = checkpoint / self.manifest.root
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, dict[str, Slab]] = {}
 
-    def open(self, name: str) -> Any:
-        if name not in self._open:
-            path = self._root / name
-            try:
-                self._open[name] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
-        return self._open[name]
+    def slab(self, file: str, name: str) -> Slab:
+        path = f"{self.manifest.root}{file}"
+        if path not in self._open:
+            self._open[path] = safetensors.slabs(self.place, path)
+        if name not in self._open[path]:
+            raise CheckpointError(f"{self.place}/{path} lacks {name}: take another checkpoint")
+        return self._open[path][name]
 
     def weights(self, name: str, window: Window | None = None) -> torch.Tensor:
         """A window of a parameter out of the model files."""
         pp = self.layout.stages(name)[0]
 
         def local(tp: int, part: Window) -> torch.Tensor:
-            stored = self.open(model_file(tp, pp)).get_slice(name)
-            found: torch.Tensor = stored[tuple(slice(a, b) for a, b in part)]
-            return found
+            slab = self.slab(model_file(tp, pp), name)
+            if slab.shape != self.layout.local_shape(name, tp):
+                raise CheckpointError(f"{slab.place}/{slab.file}: {name} has another shape than config.json says")
+            return slab.window(part)
 
         return _assemble(self.layout, name, window, local)
 
@@ -144,14 +146,15 @@ def _assemble(
     return out
 
 
-class NativeSource:
+class NativeSource(WeightSource):
     """The weights of a native checkpoint as a `WeightSource`, in the dtype they were trained in.
 
     Raises `CheckpointError` if the checkpoint is not whole. A tied head is not listed.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._files = _Files(Path(checkpoint))
+    def __init__(self, checkpoint: Place | Path | str) -> None:
+        self._files = _Files(checkpoint)
+        self.manifest = self._files.manifest
 
     @property
     def config(self) -> dict[str, Any]:
@@ -166,8 +169,11 @@ class NativeSource:
     def dtype(self, name: str) -> torch.dtype:
         return torch.bfloat16 if self._files.manifest.precision == "bf16" else torch.float32
 
-    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        return self._files.weights(name, _window(self.shape(name), dim, start, stop))
+    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
+        return self._files.weights(name, tuple(bounds))
+
+    def stamp(self) -> Any:
+        return self._files.place.stamp()
 
 
 class StateReader:
@@ -176,8 +182,8 @@ class StateReader:
     Raises `CheckpointError` if the checkpoint is not whole.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._files = _Files(Path(checkpoint))
+    def __init__(self, checkpoint: Place | Path | str) -> None:
+        self._files = _Files(checkpoint)
         self.manifest = self._files.manifest
         self._at = [{name: at for name, at, _ in table} for table in self.manifest.flat]
 
@@ -199,8 +205,7 @@ class StateReader:
         """One rank's flat part as it was saved; None for the master weights of an fp32 run."""
         if kind == "master" and self.manifest.precision == "fp32":
             return None
-        part: torch.Tensor = self._files.open(optimizer_file(dp_rank, tp_rank, pp_rank)).get_tensor(kind)
-        return part
+        return self._files.slab(optimizer_file(dp_rank, tp_rank, pp_rank), kind).whole()
 
     def _read(self, kind: Kind, name: str, window: Window | None) -> torch.Tensor:
         if kind == "master" and self.manifest.precision == "fp32":
@@ -221,7 +226,7 @@ class StateReader:
         """Numbers `start:stop` of a flat buffer, across the parts of the data-parallel ranks."""
         n = self.manifest.shard[pp]
         parts = [
-            self._files.open(optimizer_file(dp, tp, pp)).get_slice(kind)[max(start - dp * n, 0) : min(stop - dp * n, n)]
+            self._files.slab(optimizer_file(dp, tp, pp), kind).window([(max(start - dp * n, 0), min(stop - dp * n, n))])
             for dp in range(start // n, (stop - 1) // n + 1)
         ]
         return torch.cat(parts) if len(parts) > 1 else parts[0]

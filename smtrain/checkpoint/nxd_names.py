@@ -7,8 +7,8 @@ of a parameter is local is `Layout`'s business.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from smtrain.checkpoint.layout import Layout
@@ -17,7 +17,7 @@ from smtrain.model.families import FAMILIES
 Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
 """q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""
 
-_FILE = re.compile(r"(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt)")
+_FILE = re.compile(r"(?:model/)?(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt|)")
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,10 @@ def shard_file(tp_rank: int, pp_rank: int) -> str:
     return f"model/dp_rank_00_tp_rank_{tp_rank:02d}_pp_rank_{pp_rank:02d}.pt"
 
 
-def shard_files(folder: Path) -> dict[tuple[int, int], Path]:
-    """(tp rank, pp rank) -> file, of `folder/model` or of the folder itself; empty where there are none."""
-    for root in (folder / "model", folder):
-        found = {}
-        for path in root.glob("*") if root.is_dir() else ():
-            file = path / "checkpoint.pt" if path.is_dir() else path
-            if (match := _FILE.fullmatch(file.relative_to(root).as_posix())) and file.is_file():
-                found[int(match[1]), int(match[2])] = file
-        if found:
-            return found
-    return {}
+def shard_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
+    """(tp rank, pp rank) -> file, of `model/` or of the folder itself; empty where there are none."""
+    found: dict[bool, dict[tuple[int, int], str]] = {True: {}, False: {}}
+    for file in sorted(files):
+        if match := _FILE.fullmatch(file):
+            found[file.startswith("model/")][int(match[1]), int(match[2])] = file
+    return found[True] or found[False]

@@ -1,44 +1,51 @@
-"""Weights from whatever a folder holds: its kind and topology are read from it, not asked for."""
+"""Weights from whatever a place holds: its kind and topology are read from it, not asked for."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from smtrain.checkpoint import manifest as native_manifest
 from smtrain.checkpoint.hf import HFSource, is_hf_folder, read_config
+from smtrain.checkpoint.layout import KvOrder
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.nxd_names import shard_files
+from smtrain.checkpoint.places import Place, is_uri, place, read_text
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.errors import CheckpointError
 
 
-def open_weights(path: Path) -> WeightSource:
+def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled") -> WeightSource:
     """A Hugging Face folder, NxD shards (or a folder of whole tags), or native checkpoints (the newest whole one).
 
-    Raises CheckpointError that says what was found where it is none of them.
+    `path` is a folder or an s3:// URI. `config` is for NxD's own saves, which have no config.json, and `kv_order` says
+    for which chip those were laid out. Raises CheckpointError that says what was found where it is none of them.
     """
-    path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a folder of weights.")
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is a file; give the folder it is in.")
-    if _format(path) == native_manifest.FORMAT:
-        return NativeSource(path)
-    if native_manifest.checkpoints(path):
-        newest = native_manifest.newest_whole(path)
-        if newest is None:
+    if not is_uri(path):
+        if not Path(path).exists():
+            raise CheckpointError(f"{path} does not exist; give a folder of weights.")
+        if not Path(path).is_dir():
+            raise CheckpointError(f"{path} is a file; give the folder it is in.")
+    where = place(path)
+    if _format(where) == native_manifest.FORMAT:
+        return NativeSource(where)
+    if steps := native_manifest.steps(where.files()):
+        newest = next((s for s in reversed(steps) if native_manifest.fault_at(where.below(s)) is None), None)
+        if newest is None and not shard_files(where.below(steps[-1]).files()):
             raise CheckpointError(f"{path} holds checkpoints of which none is whole; train until one is complete.")
-        return NativeSource(newest)
-    if shard_files(path):
-        return NxDSource(path)
-    if is_hf_folder(path):
-        return HFSource(path)
-    if tag := _newest_tag(path):
-        return NxDSource(tag, read_config(path) if (path / "config.json").is_file() else None)
-    held = sorted(p.name for p in path.iterdir())
+        if newest is not None:
+            return NativeSource(where.below(newest))
+    if shard_files(where.files()):
+        return NxDSource(where, config, kv_order)
+    if is_hf_folder(where):
+        return HFSource(where)
+    if tag := _newest_tag(where):
+        beside = read_config(where) if config is None and "config.json" in where.files() else config
+        return NxDSource(where.below(tag), beside, kv_order)
+    held = sorted({file.split("/")[0] for file in where.files()} | _folders(where))
     shown = ", ".join(held[:5]) + (" and more" if len(held) > 5 else "") if held else "nothing"
     raise CheckpointError(
         f"{path} holds {shown}, and no weights known here; give a Hugging Face folder with model.safetensors, "
@@ -46,15 +53,24 @@ def open_weights(path: Path) -> WeightSource:
     )
 
 
-def _format(path: Path) -> str | None:
+def _folders(where: Place) -> set[str]:
+    folder = where.path()
+    return set() if folder is None else {p.name for p in folder.iterdir()}
+
+
+def _format(where: Place) -> str | None:
+    if native_manifest.NAME not in where.files():
+        return None
     try:
-        content = json.loads((path / native_manifest.NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(read_text(where, native_manifest.NAME))
+    except (CheckpointError, ValueError, RecursionError):
         return None
     return content.get("format") if isinstance(content, dict) else None
 
 
-def _newest_tag(path: Path) -> Path | None:
+def _newest_tag(where: Place) -> str | None:
     """NxD's own saves: of the tags marked as done, the highest step (times of files mean nothing after a copy)."""
-    done = [p for p in path.iterdir() if (p / "done").is_file() and shard_files(p)]
-    return max(done, key=lambda p: ([int(n) for n in re.findall(r"\d+", p.name)], p.name), default=None)
+    files = where.files()
+    tags = [file.removesuffix("/done") for file in files if file.count("/") == 1 and file.endswith("/done")]
+    done = [tag for tag in tags if shard_files(f.removeprefix(f"{tag}/") for f in files if f.startswith(f"{tag}/"))]
+    return max(done, key=lambda tag: ([int(n) for n in re.findall(r"\d+", tag)], tag), default=None)

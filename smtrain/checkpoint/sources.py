@@ -1,37 +1,85 @@
 """What a place that holds weights must answer, whatever its files look like.
 
-A source speaks Hugging Face parameter names (as `model.safetensors` of the family has them) and hands out slices, so
+A source speaks Hugging Face parameter names (as `model.safetensors` of the family has them) and hands out windows, so
 that nobody ever needs a whole model in memory. Hugging Face folders, NxD shards and native checkpoints each are one.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 
+from smtrain.checkpoint.places import Bounds
 
-class WeightSource(Protocol):
+
+class WeightSource(ABC):
     """Weights under Hugging Face names, read lazily."""
 
     @property
+    @abstractmethod
     def config(self) -> dict[str, Any]:
         """The model's `config.json`."""
-        ...
 
+    @abstractmethod
     def names(self) -> list[str]:
         """Every parameter, sorted. A tied `lm_head.weight` is not listed."""
-        ...
 
+    @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """The whole (unsharded) shape."""
-        ...
 
+    @abstractmethod
     def dtype(self, name: str) -> torch.dtype: ...
 
-    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The tensor on the CPU, or its rows/columns `start:stop` along `dim`.
+    @abstractmethod
+    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
+        """The part of the tensor within (start, stop) along every dimension, on the CPU; not to be written to.
 
         Raises `CheckpointError` where the file is cut short or lacks the name.
         """
-        ...
+
+    @abstractmethod
+    def stamp(self) -> Any:
+        """JSON that changes whenever the source's files do."""
+
+    def check(self, name: str) -> None:
+        """Raises `CheckpointError` where a checksum kept beside the tensor is not that of its bytes."""
+        return
+
+    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The whole tensor, or its rows/columns `start:stop` along `dim`."""
+        whole = self.shape(name)
+        return self.window(
+            name, [(start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(whole)]
+        )
+
+
+class Cast(WeightSource):
+    """Another source's weights in one type, converted as they are read."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
+        self._source, self._dtype = source, dtype
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._source.config
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._dtype
+
+    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
+        return self._source.window(name, bounds).to(self._dtype)
+
+    def stamp(self) -> Any:
+        return [str(self._dtype), self._source.stamp()]
+
+    def check(self, name: str) -> None:
+        self._source.check(name)

@@ -45,7 +45,7 @@ def test_companions_go_along_and_the_config_names_the_type(tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(config))
     write_hf(HFSource(folder), tmp_path / "out", folder)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        ["LICENSE.txt", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+        ["LICENSE.txt", "config.json", "generation_config.json", "manifest.json", "model.safetensors", "tokenizer.json"]
     )
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {**config, "dtype": "bfloat16"}
 
@@ -120,6 +120,9 @@ def test_a_broken_index_and_a_missing_shard_are_named(tmp_path: Path) -> None:
         HFSource(tmp_path / "out")
     index.write_text(json.dumps(whole))
     (tmp_path / "out" / first).unlink()
+    with pytest.raises(CheckpointError, match=f"{first} is missing"):
+        HFSource(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=f"{first} is missing"):
         HFSource(tmp_path / "out")
     for content in ("", "[]", "{}", '{"weight_map": 3}', "[" * 100_000):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from smtrain.checkpoint import torchzip
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.hf import HFSource, write_hf
 from smtrain.checkpoint.layout import Layout
-from smtrain.checkpoint.nxd import NxDSource, write_nxd
+from smtrain.checkpoint.nxd import NxDSource
+from smtrain.checkpoint.nxd_writer import write_nxd
+from smtrain.checkpoint.places import place
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
@@ -32,6 +36,8 @@ CONVERTED = [
     ("qkv16_kv4_tp8pp2_m2", "llama_kv4_16heads", {"tp": 8, "pp": 2}),
     ("fuse_kv4_tp4pp2", "llama_kv4", {"tp": 4, "pp": 2, "qkv": "fused"}),
     ("fuse_mha_tp8pp1", "llama_mha", {"tp": 8, "pp": 1, "qkv": "fused"}),
+    ("sep_tp2pp2_xser", "llama_kv4", {"tp": 2, "pp": 2}),  # its tensors are in the .pt all the same
+    ("qkv_kv4_tp4pp2_xser", "llama_kv4", {"tp": 4, "pp": 2, "qkv": "grouped"}),
 ]
 
 
@@ -51,7 +57,9 @@ def test_equals_the_reference_converter_both_ways(tmp_path: Path, name: str, mod
 
 
 @needs_golden
-@pytest.mark.parametrize("name", ["tp2pp2", "tp2pp1", "tp2dp2_zero1", "tp2pp2_qkv_kv2", "tp2pp2_5layers"])
+@pytest.mark.parametrize(
+    "name", ["tp2pp2", "tp2pp1", "tp2dp2_zero1", "tp2pp2_qkv_kv2", "tp2pp2_5layers", "tp2pp2_xser"]
+)
 def test_reads_what_training_saved(name: str) -> None:
     meta = json.loads((GOLDEN / "train" / name / "meta.json").read_text())
     config = json.loads((GOLDEN / meta["hf_config"]).read_text())
@@ -87,14 +95,14 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, dict[str, Any]]:
     family = draw(st.sampled_from(["llama", "qwen2", "qwen3", "mistral", "gpt_neox"]))
     tp, pp = draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 3))
     kv = draw(st.sampled_from([k for k in (1, 2, 3, 4, 6) if k % tp == 0 or tp % k == 0]))
-    copies = max(1, tp // kv)
+    copies = max(1, tp // kv) * draw(st.sampled_from([1, 1, 2]))
     heads = kv * copies * draw(st.integers(1, 2))
     head_dim = 2 * draw(st.integers(1, 2))
     config = {
         "model_type": family,
         "hidden_size": heads * head_dim,
         "intermediate_size": tp * draw(st.integers(1, 4)),
-        "num_hidden_layers": pp + draw(st.integers(0, 2)),
+        "num_hidden_layers": (layers := pp + draw(st.integers(0, 2))),
         "num_attention_heads": heads,
         "vocab_size": draw(st.integers(tp, 23)),
         "tie_word_embeddings": family != "gpt_neox" and draw(st.booleans()),
@@ -107,7 +115,17 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, dict[str, Any]]:
     how = {
         "qkv": draw(st.sampled_from([None, "grouped", "fused"])),
         "kv_order": draw(st.sampled_from(["tiled", "grouped"])),
+        "form": draw(st.sampled_from(["pt", "xser"])),
     }
+    if draw(st.booleans()):
+        cuts = (
+            st.lists(st.integers(0, layers - 2), min_size=pp - 1, max_size=pp - 1, unique=True)
+            if pp > 1
+            else st.just([])
+        )
+        how["cuts"] = sorted(draw(cuts))
+    if family != "gpt_neox" and draw(st.booleans()):
+        how["kv_multiplier"] = copies
     return config, tp, pp, how
 
 
@@ -213,6 +231,7 @@ def test_a_folder_that_is_not_whole_is_refused(converted: Path) -> None:
     (converted / FIRST).write_bytes(data[:-10])
     with pytest.raises(CheckpointError, match=f"{len(data) - 10} bytes instead of {len(data)}"):
         NxDSource(converted)
+    (converted / FIRST).write_bytes(data)
     manifest = (converted / "manifest.json").read_text()
     (converted / "manifest.json").write_text(manifest.replace('"tp": 2', '"tp": 4'))
     with pytest.raises(CheckpointError, match="its manifest says otherwise"):
@@ -257,10 +276,60 @@ def test_hostile_and_cut_files_are_errors_and_leave_nothing(converted: Path, tmp
 
 
 @needs_golden
-def test_xser_is_named_as_such() -> None:
+def test_xser_is_written_as_training_saves_it(tmp_path: Path) -> None:
+    golden = GOLDEN / "train/tp2pp2_xser"
     config = json.loads((GOLDEN / "hf/llama_kv4/config.json").read_text())
-    with pytest.raises(CheckpointError, match="xser form, which is not read"):
-        NxDSource(GOLDEN / "train/tp2pp2_xser/step_3", config)
+    write_nxd(NxDSource(golden / "step_3", config), tmp_path / "out", tp=2, pp=2, form="xser")
+    assert same(weights_of(NxDSource(tmp_path / "out")), load_file(golden / "full_hf.safetensors"))
+    for file in sorted((golden / "step_3/model").glob("*_00.pt")) + sorted((golden / "step_3/model").glob("*_01.pt")):
+        ours = tmp_path / "out/model" / file.name
+        assert same(referred(ours), referred(file))
+        assert torch.load(f"{ours}.info.pt", weights_only=True).keys() == torch.load(f"{file}.info.pt").keys()
+
+
+def referred(shard: Path) -> dict[str, torch.Tensor]:
+    """An xser shard as torch_xla loads it."""
+    names = torchzip.load(place(shard.parent), shard.name)
+    return {n: torch.load(f"{shard}.tensors/tensor_{r.tid}.pt", weights_only=True) for n, r in names.items()}
+
+
+def test_a_checkpoint_of_master_weights_alone_is_named_as_such(tmp_path: Path) -> None:
+    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "out", tp=2, pp=1, form="xser")
+    (tmp_path / "out/manifest.json").unlink()
+    for file in tmp_path.glob("out/model/*.tensors/*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="avoid_saving_lower_precision_weights"):
+        NxDSource(tmp_path / "out")
+
+
+def test_the_older_xser_layout_is_read(tmp_path: Path) -> None:
+    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "new", tp=2, pp=1, form="xser")
+    (tmp_path / "old").mkdir()
+    for t in range(2):
+        new, old = tmp_path / f"new/model/dp_rank_00_tp_rank_0{t}_pp_rank_00.pt", tmp_path / "old/model"
+        old.mkdir(exist_ok=True)
+        os.rename(new, old / f"tp_rank_0{t}_pp_rank_00")
+        os.rename(f"{new}.tensors", old / f"tp_rank_0{t}_pp_rank_00.tensors")
+    assert same(weights_of(NxDSource(tmp_path / "old", LLAMA)), random_weights(LLAMA))
+
+
+def test_a_shard_is_an_ordinary_zip_and_maps_into_memory(converted: Path) -> None:
+    for file in converted.glob("model/*.pt"):
+        with zipfile.ZipFile(file) as archive:
+            assert archive.testzip() is None
+        mapped, read = (torch.load(file, weights_only=True, mmap=mmap) for mmap in (True, False))
+        assert same(mapped, read)
+        assert all(t.data_ptr() % 64 == 0 for t in mapped.values())
+
+
+def test_flipped_weights_are_noticed(converted: Path, tmp_path: Path) -> None:
+    data = bytearray((converted / FIRST).read_bytes())
+    at = data.index(random_weights(LLAMA)["model.layers.0.self_attn.q_proj.weight"][0].numpy().tobytes())
+    data[at + 5] ^= 64
+    (converted / FIRST).write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight is not what was written"):
+        convert(converted, tmp_path / "out", to="hf")
+    assert not (tmp_path / "out").exists()
 
 
 def test_forms_that_cannot_hold_the_heads_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.checkpoint.staging import refuse_overlap, whole_folder
+from smtrain.checkpoint.staging import refuse_overlap, refuse_unfinished, staged
 from smtrain.errors import CheckpointError
 
 
@@ -13,14 +13,17 @@ def files(folder: Path) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def write(target: Path, content: str, fail: bool = False) -> None:
-    with whole_folder(target, "marker", replaces=("part-*",)) as folder:
-        (folder / "sub").mkdir()
+def write(target: Path, content: str, fail: type[BaseException] | None = None) -> None:
+    with staged(target, content) as stage:
+        folder = stage.folder
+        (folder / "sub").mkdir(exist_ok=True)
         (folder / "sub" / "a").write_text(content)
         (folder / f"part-{content}").write_text(content)
         (folder / "marker").write_text(content)
-        if fail:
-            raise RuntimeError("the writer failed")
+        stage.note("sub/a", [len(content)])
+        if fail is not None:
+            raise fail("the writer failed")
+        stage.publish("marker", replaces=("part-*",))
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -32,14 +35,14 @@ def test_the_folder_is_whole_or_as_it_was(tmp_path: Path, exists: bool) -> None:
         (target / "mine").write_text("kept")
         before = {"mine": "kept"}
     with pytest.raises(RuntimeError):
-        write(target, "one", fail=True)
+        write(target, "one", fail=RuntimeError)
     assert target.exists() == exists
     assert files(tmp_path / "deep") == {f"out/{k}": v for k, v in before.items()}
     write(target, "one")
     first = before | {"marker": "one", "part-one": "one", "sub/a": "one"}
     assert files(target) == first
     with pytest.raises(RuntimeError):
-        write(target, "two", fail=True)
+        write(target, "two", fail=RuntimeError)
     assert files(target) == first
     write(target, "two")  # what an earlier run wrote goes, what is not ours stays
     assert files(target) == before | {"marker": "two", "part-two": "two", "sub/a": "two"}
@@ -79,3 +82,39 @@ def test_a_target_that_is_a_file_or_the_source_is_refused(tmp_path: Path) -> Non
         with pytest.raises(CheckpointError, match="overlap"):
             refuse_overlap(tmp_path / source, tmp_path / target)
     refuse_overlap(tmp_path / "a", tmp_path / "ab")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_interrupted_run_goes_on_and_another_begins_anew(tmp_path: Path, exists: bool) -> None:
+    if exists:
+        (tmp_path / "out").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "out", "one", fail=KeyboardInterrupt)
+    with staged(tmp_path / "out", "one") as stage:
+        assert stage.done == {"sub/a": [3]}
+        assert files(stage.folder)["sub/a"] == "one"
+        with pytest.raises(CheckpointError, match="another process is writing"):
+            write(tmp_path / "out", "one")
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "out", "one", fail=KeyboardInterrupt)
+    with staged(tmp_path / "out", "two") as stage:
+        assert stage.done == {}
+        assert "sub/a" not in files(stage.folder)
+
+
+def test_a_run_killed_while_files_move_is_noticed_and_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    write(out, "one")
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write(out, "two")
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(CheckpointError, match="half of a conversion that was interrupted"):
+        refuse_unfinished(out, "marker")
+    with pytest.raises(CheckpointError, match="half of another conversion"):
+        write(out, "three")
+    with staged(out, "two") as stage:
+        assert stage.moving
+        stage.publish("marker", replaces=("part-*",))
+    assert files(out) == {"marker": "two", "part-two": "two", "sub/a": "two"}

@@ -1,0 +1,197 @@
+"""Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, against `cp -r` and against whole-model-in-memory.
+
+A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
+every round: cp -r of the source, our conversion to NxD and back, and the same two written straightforwardly with torch.
+Wall times are medians; memory is the peak RssAnon of the converting process (pages of files do not count), bytes are
+the process's rchar and wchar plus nothing for mapped reads, which the files' sizes stand for.
+`drained` waits for the disk before every measurement, so that no run pays for the dirty pages of another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = {
+    "0.3": {"hidden_size": 1024, "num_hidden_layers": 18, "num_attention_heads": 16, "intermediate_size": 2816},
+    "1.2": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "intermediate_size": 5632},
+    "2.4": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 7168},
+}
+OURS = "import sys; from smtrain.checkpoint.convert import convert; convert(sys.argv[1], sys.argv[2], {how})"
+TO_NXD = OURS.format(how='to="nxd", tp=8, pp=2, qkv="grouped"')
+TO_HF = OURS.format(how='to="hf"')
+IN_MEMORY_TO_NXD = """
+import os, sys, json, torch
+from safetensors.torch import load_file
+from pathlib import Path
+src, dst = map(Path, sys.argv[1:])
+state = {}
+for file in src.glob("*.safetensors"): state |= load_file(file)
+c = json.loads((src / "config.json").read_text())
+L, tp, pp = c["num_hidden_layers"], 8, 2
+os.makedirs(dst / "model")
+for p in range(pp):
+    for t in range(tp):
+        out = {}
+        cut = lambda n, d: state[n].chunk(tp, d)[t].clone()
+        if p == 0: out["model.embed_tokens.weight"] = cut("model.embed_tokens.weight", 0)
+        for i in range(p * L // pp, (p + 1) * L // pp):
+            b = f"model.layers.{i}."
+            for x in "qkv": out[b + f"self_attn.qkv_proj.weight_{x}"] = cut(b + f"self_attn.{x}_proj.weight", 0)
+            out[b + "self_attn.o_proj.weight"] = cut(b + "self_attn.o_proj.weight", 1)
+            out[b + "mlp.gate_up_proj.weight"] = torch.cat([cut(b + f"mlp.{x}_proj.weight", 0) for x in ("gate", "up")])
+            out[b + "mlp.down_proj.weight"] = cut(b + "mlp.down_proj.weight", 1)
+            for x in ("input_layernorm", "post_attention_layernorm"): out[b + x + ".weight"] = state[b + x + ".weight"]
+        if p == pp - 1:
+            out["model.norm.weight"] = state["model.norm.weight"]
+            out["lm_head.weight"] = cut("lm_head.weight", 0)
+        torch.save(out, dst / f"model/dp_rank_00_tp_rank_{t:02d}_pp_rank_{p:02d}.pt")
+"""
+IN_MEMORY_TO_HF = """
+import os, sys, json, torch
+from safetensors.torch import save_file
+from pathlib import Path
+src, dst = map(Path, sys.argv[1:])
+tp, pp, state = 8, 2, {}
+for p in range(pp):
+    ranks = [torch.load(src / f"model/dp_rank_00_tp_rank_{t:02d}_pp_rank_{p:02d}.pt", weights_only=True)
+             for t in range(tp)]
+    for n in ranks[0]:
+        parts = [r[n] for r in ranks]
+        if "norm" in n: state[n] = parts[0]
+        elif "o_proj" in n or "down_proj" in n: state[n] = torch.cat(parts, 1)
+        elif "gate_up" in n:
+            halves = [x.chunk(2) for x in parts]
+            for k, x in enumerate(("gate", "up")): state[n.replace("gate_up", x)] = torch.cat([h[k] for h in halves])
+        elif "weight_" in n:
+            state[n.replace("qkv_proj.weight_" + n[-1], n[-1] + "_proj.weight")] = torch.cat(parts)
+        else: state[n] = torch.cat(parts)
+os.makedirs(dst)
+save_file(state, dst / "model.safetensors", {"format": "pt"})
+"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--billions", nargs="+", choices=SHAPES, default=["1.2", "0.3", "2.4"])
+    parser.add_argument("--folder", type=Path, help="where to write the model and its conversions")
+    options = parser.parse_args()
+    result: dict[str, Any] = {}
+    for size in options.billions:
+        with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-convert-") as folder:
+            measured = measure(Path(folder), size, options.rounds if size == "1.2" else 1)
+        result |= measured if size == "1.2" else {f"peak_mib_{size}b": measured["peak_mib"]}
+    print(json.dumps(result) if options.json else "\n".join(f"{k:22} {v}" for k, v in result.items()))
+
+
+def measure(folder: Path, size: str, rounds: int) -> dict[str, Any]:
+    """One model's figures."""
+    model = folder / "hf"
+    write_model(model, SHAPES[size])
+    times: dict[str, list[float]] = {}
+    peaks: dict[str, list[float]] = {}
+    written: dict[str, int] = {}
+    cases = [
+        ("cp", ["cp", "-r", str(model)], folder / "cp"),
+        ("to_nxd", [sys.executable, "-c", TO_NXD, str(model)], folder / "nxd"),
+        ("memory_to_nxd", [sys.executable, "-c", IN_MEMORY_TO_NXD, str(model)], folder / "memory_nxd"),
+        ("to_hf", [sys.executable, "-c", TO_HF, str(folder / "nxd")], folder / "back"),
+        ("memory_to_hf", [sys.executable, "-c", IN_MEMORY_TO_HF, str(folder / "nxd")], folder / "memory_back"),
+    ]
+    for _ in range(rounds):
+        for name, command, target in cases:
+            os.sync()
+            seconds, peak = timed([*command, str(target)])
+            times.setdefault(name, []).append(seconds)
+            peaks.setdefault(name, []).append(peak)
+            written[name] = sum(p.stat().st_size for p in target.rglob("*") if p.is_file())
+            if name != "to_nxd":
+                shutil.rmtree(target)
+        shutil.rmtree(folder / "nxd")
+    median = {name: statistics.median(values) for name, values in times.items()}
+    # each run of ours over the cp of its own round: what else the machine does meets both alike
+    over = {
+        n: statistics.median(a / b for a, b in zip(times[n], times["cp"], strict=True)) for n in ("to_nxd", "to_hf")
+    }
+    return {
+        "to_nxd_over_cp": round(over["to_nxd"], 3),
+        "to_hf_over_cp": round(over["to_hf"], 3),
+        "over_memory": round(max(median[n] / median[f"memory_{n}"] for n in ("to_nxd", "to_hf")), 3),
+        "peak_mib": round(max(max(peaks["to_nxd"]), max(peaks["to_hf"]))),
+        "memory_peak_mib": round(max(max(peaks["memory_to_nxd"]), max(peaks["memory_to_hf"]))),
+        **{f"{name}_s": round(value, 2) for name, value in median.items()},
+        **{f"{name}_written_mb": round(value / 1e6) for name, value in written.items()},
+    }
+
+
+def timed(command: list[str]) -> tuple[float, float]:
+    """Wall seconds and peak RssAnon in MiB of a process."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    began = time.perf_counter()
+    process = subprocess.Popen(command, env=environment)
+    peak = [0.0]
+
+    def watch() -> None:
+        while process.poll() is None:
+            try:
+                text = Path(f"/proc/{process.pid}/status").read_text()
+            except OSError:
+                return
+            found = [line.split()[1] for line in text.splitlines() if line.startswith("RssAnon")]
+            peak[0] = max(peak[0], int(found[0]) / 1024 if found else 0)
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    status = process.wait()
+    seconds = time.perf_counter() - began
+    watcher.join()
+    if status:
+        raise SystemExit(f"{command[:3]} ended with {status}")
+    return seconds, peak[0]
+
+
+def write_model(folder: Path, sizes: dict[str, int]) -> None:
+    """A Hugging Face folder with random weights, a block in memory at a time."""
+    import torch
+
+    from smtrain.checkpoint import safetensors
+    from smtrain.checkpoint.writing import Tensor
+    from smtrain.model.families import ModelShape
+
+    config = {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+        **sizes,
+    }
+    specs = ModelShape.from_config(config).specs
+    container = safetensors.container("model.safetensors", {s.name: Tensor(torch.bfloat16, s.shape) for s in specs})
+    noise = torch.randn(1 << 22).bfloat16().view(torch.uint8).numpy().tobytes()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(container.fixed[0][1])
+        while (left := container.end - file.tell()) > 0:
+            start = file.tell() % 4093 * 2  # no two tensors alike
+            file.write(noise[start : start + min(left, len(noise) - 8192)])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

@@ -1,0 +1,88 @@
+"""The safetensors container: where each tensor lies in a file, and the header of a file to be written.
+
+Our own reader, because safetensors' own opens paths only, and we read ranges of objects in S3 too.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import torch
+
+from smtrain.checkpoint.places import Place, Slab, contiguous
+from smtrain.checkpoint.writing import Container, Tensor
+from smtrain.errors import CheckpointError
+
+CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+_HEADER_LIMIT = 100_000_000
+
+
+def slabs(where: Place, file: str) -> dict[str, Slab]:
+    """Name -> where it lies. Raises CheckpointError where the file is cut short, or its header is none."""
+
+    def broken(reason: str) -> CheckpointError:
+        return CheckpointError(f"{where}/{file} is no whole safetensors file ({reason}); fetch it again.")
+
+    total = where.files().get(file)
+    if total is None:
+        raise CheckpointError(f"{where}/{file} is missing; fetch the model again.")
+    if total < 8:
+        raise broken(f"it has {total} bytes")
+    length = int.from_bytes(where.read(file, 0, 8), "little")
+    if length > min(_HEADER_LIMIT, total - 8):
+        raise broken(f"its header would take {length} bytes")
+    try:
+        header = json.loads(bytes(where.read(file, 8, 8 + length)))
+    except (ValueError, RecursionError) as error:
+        raise broken(f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise broken("its header is not a JSON object")
+    header.pop("__metadata__", None)
+    out, spans = {}, []
+    for name, about in header.items():
+        try:
+            dtype, shape, (start, stop) = DTYPES[about["dtype"]], tuple(about["shape"]), about["data_offsets"]
+            fits = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+            if not fits or stop - start != prod(shape) * dtype.itemsize:
+                raise ValueError
+        except (KeyError, ValueError, TypeError):
+            raise broken(f"its header says {str(about)[:200]} of {name[:200]!r}") from None
+        spans.append((start, stop))
+        out[name] = Slab(where, file, 8 + length + start, dtype, shape, contiguous(shape))
+    end = 0
+    for start, stop in sorted(spans):
+        if start != end:
+            raise broken("its tensors overlap or leave a gap")
+        end = stop
+    if 8 + length + end != total:
+        raise broken(f"it has {total} bytes instead of {8 + length + end}")
+    return out
+
+
+def container(file: str, tensors: dict[str, Tensor]) -> Container:
+    """A file of these tensors, the widest types first so that every tensor is aligned."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    spans = {}
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+        stop = at + tensor.size
+        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, stop]}
+        spans[name] = at
+        at = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return Container(file, {name: len(head) + start for name, start in spans.items()}, len(head) + at, [(0, head)])

@@ -1,0 +1,312 @@
+"""torch.save's zip container: where each tensor lies in a file, and the layout of a file to be written.
+
+Nothing is unpickled but by torch's own weights-only machine, and onto the meta device, so that reading what a file
+holds takes no memory and runs no code of the file's. xser's placeholders (torch_xla's TensorReference) come out as
+`Reference`; torch_xla is not needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import _weights_only_unpickler
+
+from smtrain.checkpoint.places import Place, Slab, contiguous
+from smtrain.checkpoint.writing import Container, Tensor
+from smtrain.errors import CheckpointError
+
+ALIGNMENT = 64
+_PICKLE_LIMIT = 256 << 20
+_STORAGES = {
+    torch.float64: "DoubleStorage",
+    torch.float32: "FloatStorage",
+    torch.float16: "HalfStorage",
+    torch.bfloat16: "BFloat16Storage",
+}
+_FLAGS = 0x808  # sizes and crc stand in a descriptor behind the data; names are UTF-8
+_DATE = 0x0021_0000  # 1980-01-01
+_LIMIT = 0xFFFFFFFF
+
+
+class Reference:
+    """Stands for tensor number `tid` of an xser shard's `.tensors` folder."""
+
+    tid: int
+
+
+_REFERENCE = "torch_xla.utils.serialization.TensorReference"
+
+
+@dataclass(frozen=True)
+class _Record:
+    offset: int
+    size: int
+    crc32: int
+
+
+def load(where: Place, file: str) -> Any:
+    """What was saved, with a `Slab` in place of each tensor and a `Reference` in place of xser's.
+
+    Raises CheckpointError where the file is cut short, damaged, or would run code when loaded.
+    """
+    try:
+        records = _records(where, file)
+        data = records.get("data.pkl")
+        if data is None:
+            raise ValueError("it has no data.pkl")
+        if data.size > _PICKLE_LIMIT:
+            raise ValueError(f"its data.pkl has {data.size} bytes")
+        if bytes(_bytes(where, file, records.get("byteorder"))) not in (b"", b"little"):
+            raise ValueError("it was saved on a big-endian machine")
+        pickled = bytes(_bytes(where, file, data))
+        if zlib.crc32(pickled) != data.crc32:
+            raise ValueError("its data.pkl is damaged")
+        return _unpickle(where, file, pickled, records)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged zip or pickle raises whatever it likes
+        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        raise CheckpointError(f"{where}/{file} is no whole checkpoint of tensors ({reason}); fetch it again.") from None
+
+
+def _records(where: Place, file: str) -> dict[str, _Record]:
+    size = where.files().get(file)
+    if size is None:
+        raise CheckpointError(f"{where}/{file} is missing; fetch it again.")
+    out: dict[str, _Record] = {}
+    with zipfile.ZipFile(io.BufferedReader(_Raw(where, file, size), 1 << 16)) as archive:
+        entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
+        ends = [entry.header_offset for entry in entries[1:]] + [archive.start_dir]
+        for entry, end in zip(entries, ends, strict=True):
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                raise ValueError(f"{entry.filename!r} is compressed")
+            head = bytes(where.read(file, entry.header_offset, entry.header_offset + 30))
+            signature, names, extra = head[:4], *struct.unpack("<HH", head[26:30])
+            start = entry.header_offset + 30 + names + extra
+            if signature != b"PK\3\4" or start + entry.file_size > end:
+                raise ValueError(f"{entry.filename!r} does not fit its place")
+            stored = entry.orig_filename.encode()
+            if bytes(where.read(file, entry.header_offset + 30, entry.header_offset + 30 + names)) != stored:
+                raise ValueError(f"{entry.filename!r} is called otherwise in its own header")
+            name = entry.filename.split("/", 1)[-1]
+            if name in out:
+                raise ValueError(f"{name!r} is there twice")
+            out[name] = _Record(start, entry.file_size, entry.CRC)
+    return out
+
+
+def _bytes(where: Place, file: str, record: _Record | None) -> memoryview:
+    return memoryview(b"") if record is None else where.read(file, record.offset, record.offset + record.size)
+
+
+def _unpickle(where: Place, file: str, pickled: bytes, records: Mapping[str, _Record]) -> Any:
+    keys: dict[int, _Record] = {}
+    kept = []  # storages must not die: their addresses are their names here
+
+    def persistent_load(saved: Any) -> Any:
+        kind, storage, key, _, numel = saved
+        if kind != "storage":
+            raise ValueError(f"it refers to {kind!r}")
+        record = records[f"data/{key}"]
+        dtype = torch.uint8 if storage is torch.UntypedStorage else storage.dtype
+        if numel * dtype.itemsize != record.size:
+            raise ValueError(f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong")
+        held = torch.UntypedStorage(record.size, device="meta")  # type: ignore[no-untyped-call]
+        kept.append(held)
+        keys[held._cdata] = record
+        return torch.storage.TypedStorage(wrap_storage=held, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+    def place_of(tensor: torch.Tensor) -> Slab:
+        if tensor.is_sparse or tensor.layout != torch.strided or tensor.is_quantized:
+            raise ValueError("it holds a tensor that is not dense")
+        record = keys[tensor.untyped_storage()._cdata]
+        n = tensor.element_size()
+        whole = tensor.numel() * n == record.size
+        start = tensor.storage_offset() * n
+        reach = sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        if tensor.numel() and start + reach * n > record.size:
+            raise ValueError("it holds a tensor that reaches beyond its storage")
+        crc = record.crc32 if whole else None
+        return Slab(where, file, record.offset + int(start), tensor.dtype, tuple(tensor.shape), tensor.stride(), crc)
+
+    def walk(found: Any, depth: int = 0) -> Any:
+        if isinstance(found, torch.Tensor):
+            return place_of(found)
+        if isinstance(found, dict) and depth < 20:
+            return {key: walk(value, depth + 1) for key, value in found.items()}
+        if isinstance(found, (list, tuple)) and depth < 20:
+            return [walk(value, depth + 1) for value in found]
+        return found
+
+    # Reference and the names that torch allows anyway are all that a file can call
+    with torch.serialization.safe_globals([(Reference, _REFERENCE)]):
+        unpickler = _weights_only_unpickler.Unpickler(io.BytesIO(pickled), encoding="utf-8")
+        unpickler.persistent_load = persistent_load  # type: ignore[method-assign]
+        return walk(unpickler.load())  # type: ignore[no-untyped-call]
+
+
+class _Raw(io.RawIOBase):
+    """A file of a place, as zipfile wants it."""
+
+    def __init__(self, where: Place, file: str, size: int) -> None:
+        self._where, self._file, self._size, self._at = where, file, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError("seek before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        n = max(0, min(len(into), self._size - self._at))
+        into[:n] = self._where.read(self._file, self._at, self._at + n)
+        self._at += n
+        return n
+
+
+def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = None) -> Container:
+    """A file as torch.save would write a dict of these tensors, or another `pickled` object that names none of them."""
+    stem = file.rsplit("/", 1)[-1].removesuffix(".pt")
+    records: list[_Local] = []
+    fixed: list[tuple[int, bytes]] = []
+    at = 0
+
+    def small(name: str, data: bytes) -> None:
+        nonlocal at
+        local = _Local(f"{stem}/{name}", at, len(data), zlib.crc32(data))
+        records.append(local)
+        block = local.header() + data + descriptor(local.crc32, len(data))
+        fixed.append((at, block))
+        at += len(block)
+
+    small("data.pkl", pickle_dict(tensors) if pickled is None else pickled)
+    small(".format_version", b"1")
+    small(".storage_alignment", str(ALIGNMENT).encode())
+    small("byteorder", b"little")
+    offsets = {}
+    for key, (name, tensor) in enumerate(tensors.items()):
+        local = _Local(f"{stem}/data/{key}", at, tensor.size)
+        records.append(local)
+        header = local.header()
+        fixed.append((at, header))
+        offsets[name] = at + len(header)
+        at = offsets[name] + tensor.size + len(descriptor(0, tensor.size))
+    return Container(file, offsets, at, fixed, descriptor, partial(_tail, stem, at, tuple(records), tuple(tensors)))
+
+
+@dataclass(frozen=True)
+class _Local:
+    """A record of the zip: its local header pads the data to 64 bytes, as torch's own writer does."""
+
+    name: str
+    at: int
+    size: int
+    crc32: int = 0
+
+    def header(self) -> bytes:
+        name = self.name.encode()
+        wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if self.size >= _LIMIT else b""
+        pad = -(self.at + 30 + len(name) + len(wide) + 4) % ALIGNMENT
+        extra = wide + b"FB" + struct.pack("<H", pad) + b"Z" * pad
+        size = _LIMIT if wide else 0
+        version = 45 if wide else 20
+        fields = (0x04034B50, version, _FLAGS, 0, _DATE, 0, size, size, len(name), len(extra))
+        return struct.pack("<IHHHIIIIHH", *fields) + name + extra
+
+    def entry(self, crc32: int) -> bytes:
+        """Its line in the central directory."""
+        name = self.name.encode()
+        wide = [n for n in (self.size, self.size, self.at) if n >= _LIMIT]
+        extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+        size, at = min(self.size, _LIMIT), min(self.at, _LIMIT)
+        version = 45 if wide else 20
+        fields = (0x02014B50, version, version, _FLAGS, 0, _DATE, crc32, size, size, len(name), len(extra))
+        return struct.pack("<IHHHHIIIIHHHHHII", *fields, 0, 0, 0, 0, at) + name + extra
+
+
+def descriptor(crc32: int, size: int) -> bytes:
+    """What follows a record's data."""
+    return struct.pack("<IIQQ" if size >= _LIMIT else "<IIII", 0x08074B50, crc32, size, size)
+
+
+def _tail(stem: str, at: int, records: tuple[_Local, ...], names: tuple[str, ...], crcs: dict[str, int]) -> bytes:
+    by_record = {f"{stem}/data/{key}": crcs[name] for key, name in enumerate(names)}
+    out = bytearray()
+    identity = int(hashlib.sha256(repr(sorted(by_record.items())).encode()).hexdigest(), 16) % 10**40
+    last = []
+    for name, data in (("version", b"3\n"), (".data/serialization_id", f"{identity:040d}".encode())):
+        local = _Local(f"{stem}/{name}", at + len(out), len(data), zlib.crc32(data))
+        last.append(local)
+        out += local.header() + data + descriptor(local.crc32, local.size)
+    start = at + len(out)
+    everything = (*records, *last)
+    for local in everything:
+        out += local.entry(by_record.get(local.name, local.crc32))
+    size, n = at + len(out) - start, len(everything)
+    if start + size >= _LIMIT or n >= 0xFFFF:
+        end = start + size
+        out += struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, n, n, size, start)
+        out += struct.pack("<IIQI", 0x07064B50, 0, end, 1)
+    short = min(n, 0xFFFF)
+    out += struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, short, short, min(size, _LIMIT), min(start, _LIMIT), 0)
+    return bytes(out)
+
+
+def pickle_dict(tensors: Mapping[str, Tensor]) -> bytes:
+    """The pickle of a dict of contiguous tensors, in the order of their records."""
+    out = bytearray(b"\x80\x02}(")
+    for key, (name, tensor) in enumerate(tensors.items()):
+        out += _text(name) + pickle_tensor(key, tensor)
+    return bytes(out + b"u.")
+
+
+def pickle_tensor(key: int, tensor: Tensor) -> bytes:
+    """The opcodes that rebuild the tensor of record `data/KEY`."""
+
+    numel = tensor.size // tensor.dtype.itemsize
+    storage = f"ctorch\n{_STORAGES[tensor.dtype]}\n".encode()
+    out = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _text("storage") + storage + _text(str(key)) + _text("cpu")
+    out += _number(numel) + b"tQ" + _number(0)
+    for numbers in (tensor.shape, contiguous(tensor.shape)):
+        out += b"(" + b"".join(_number(n) for n in numbers) + b"t"
+    return out + b"\x89ccollections\nOrderedDict\n)RtR"
+
+
+def pickle_references(names: list[str]) -> bytes:
+    """xser's dict: tensor number i of the `.tensors` folder under the i-th name."""
+    module, kind = _REFERENCE.rsplit(".", 1)
+    out = bytearray(b"\x80\x02}(")
+    for tid, name in enumerate(names):
+        out += _text(name) + f"c{module}\n{kind}\n".encode() + b")\x81}" + _text("tid") + _number(tid) + b"sb"
+    return bytes(out + b"u.")
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _number(n: int) -> bytes:
+    if n < 1 << 31:
+        return b"J" + struct.pack("<i", n)
+    data = n.to_bytes((n.bit_length() // 8) + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data

@@ -1,0 +1,54 @@
+"""The manifest of what a conversion wrote, as readers use it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from smtrain.checkpoint.places import Place, read_text
+from smtrain.checkpoint.produce import FORMAT, MANIFEST, VERSION
+from smtrain.checkpoint.staging import refuse_unfinished
+from smtrain.errors import CheckpointError
+
+
+def read_manifest(where: Place) -> dict[str, Any]:
+    """What a conversion of ours says of its output; empty where another tool wrote it.
+
+    Raises CheckpointError where a file is missing or has another size, and where a conversion was killed half-way.
+    """
+    folder = where.path()
+    if folder is not None:
+        refuse_unfinished(folder, MANIFEST)
+    if MANIFEST not in where.files():
+        return {}
+    try:
+        manifest = json.loads(read_text(where, MANIFEST))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}/{MANIFEST} cannot be read ({error}); convert the model again.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{where}/{MANIFEST} is not the manifest of converted weights; convert the model again.")
+    if manifest.get("version") != VERSION:
+        raise CheckpointError(
+            f"{where}/{MANIFEST} has version {manifest.get('version')}, this smtrain reads {VERSION}; convert again."
+        )
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(isinstance(about, dict) and "size" in about for about in files.values()):
+        raise CheckpointError(f"{where}/{MANIFEST} lists no files; convert the model again.")
+    present = where.files()
+    for file, about in files.items():
+        if "crc32" in about and present.get(file) != about["size"]:  # the small files may be edited
+            if file not in present:
+                raise CheckpointError(f"{where}/{file} is missing; fetch or convert the model again.")
+            raise CheckpointError(
+                f"{where}/{file} has {present[file]} bytes instead of {about['size']}; convert the model again."
+            )
+    return manifest
+
+
+def checksums(manifest: dict[str, Any], file: str) -> dict[str, int]:
+    """crc32 of each tensor of a file, where the manifest has them."""
+    about = manifest.get("files", {}).get(file, {}).get("crc32", {})
+    try:
+        return {name: int(crc, 16) for name, crc in about.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise CheckpointError(f"the manifest has no proper crc32 of {file}; convert the model again.") from None
