@@ -11,6 +11,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # importing typing would cost more than all the rest of this module
 if TYPE_CHECKING:
+    from smtrain.checkpoint.convert import convert
     from smtrain.config import JobConfig, load_config
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.job.handle import Job
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "convert": "smtrain.checkpoint.convert",
     "JobConfig": "smtrain.config",
     "load_config": "smtrain.config",
     "SmtrainError": "smtrain.errors",
@@ -44,6 +46,7 @@ __all__ = [
     "LocalError",
     "Run",
     "SmtrainError",
+    "convert",
     "launch",
     "load_config",
     "request",

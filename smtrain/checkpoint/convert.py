@@ -58,7 +58,7 @@ def convert(
         ("form", form, get_args(Format)),
         ("kv_order", kv_order, get_args(KvOrder)),
     ]
-    choices += [("qkv", qkv, (None, *get_args(Qkv))), ("dtype", dtype, (None, *DTYPES))]
+    choices += [("qkv", qkv, (*get_args(Qkv), None)), ("dtype", dtype, (*DTYPES, None))]
     faults = [
         f"{key}: got {got!r}; take one of {', '.join(map(str, known))}"
         for key, got, known in choices

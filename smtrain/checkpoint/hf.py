@@ -108,8 +108,9 @@ class HFSource(WeightSource):
     def check(self, name: str) -> None:
         self._slab(name).check(name)
 
-    def stamp(self) -> Any:
-        return self._place.stamp()
+    @property
+    def where(self) -> Place:
+        return self._place
 
     def _held(self) -> dict[str, Slab]:
         """Stored name -> where it lies, of everything in the folder."""

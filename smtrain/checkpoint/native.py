@@ -172,8 +172,9 @@ class NativeSource(WeightSource):
     def window(self, name: str, bounds: Bounds) -> torch.Tensor:
         return self._files.weights(name, tuple(bounds))
 
-    def stamp(self) -> Any:
-        return self._files.place.stamp()
+    @property
+    def where(self) -> Place:
+        return self._files.place
 
 
 class StateReader:

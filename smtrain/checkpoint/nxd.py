@@ -86,8 +86,9 @@ class NxDSource(WeightSource):
         pp, tensor = self._where[name]
         return self._shards[0, pp][tensor.name].dtype
 
-    def stamp(self) -> Any:
-        return self._place.stamp()
+    @property
+    def where(self) -> Place:
+        return self._place
 
     def check(self, name: str) -> None:
         pp, tensor = self._where[name]

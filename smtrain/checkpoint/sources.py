@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smtrain.checkpoint.places import Bounds
+from smtrain.checkpoint.places import Bounds, Place
 
 
 class WeightSource(ABC):
@@ -40,9 +40,14 @@ class WeightSource(ABC):
         Raises `CheckpointError` where the file is cut short or lacks the name.
         """
 
+    @property
     @abstractmethod
+    def where(self) -> Place:
+        """The folder or prefix of the files."""
+
     def stamp(self) -> Any:
         """JSON that changes whenever the source's files do."""
+        return self.where.stamp()
 
     def check(self, name: str) -> None:
         """Raises `CheckpointError` where a checksum kept beside the tensor is not that of its bytes."""
@@ -77,6 +82,10 @@ class Cast(WeightSource):
 
     def window(self, name: str, bounds: Bounds) -> torch.Tensor:
         return self._source.window(name, bounds).to(self._dtype)
+
+    @property
+    def where(self) -> Place:
+        return self._source.where
 
     def stamp(self) -> Any:
         return [str(self._dtype), self._source.stamp()]

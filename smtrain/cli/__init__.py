@@ -16,6 +16,8 @@ COMMANDS = {
     "logs": ("smtrain.cli.logs", "Print what a job's hosts wrote; --follow goes on until it ends."),
     "stop": ("smtrain.cli.stop", "Ask a job to save and stop."),
     "download": ("smtrain.cli.download", "Copy what a job produced into a folder."),
+    "convert": ("smtrain.cli.convert", "Convert weights of any kind to NxD shards, a Hugging Face folder or our own."),
+    "checkpoint": ("smtrain.cli.checkpoint", "`inspect`, `diff` or `verify` checkpoints of any kind."),
     "demo": ("smtrain.cli.demo", "From this machine's Python sources to a trained model that writes text."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
     "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine."),

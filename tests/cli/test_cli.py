@@ -22,6 +22,11 @@ SURFACE = {
     "logs": {"--target", "--follow", "-f", "--host", "--grep"},
     "stop": {"--target", "--wait", "--detach"},
     "download": {"--target"},
+    "convert": {
+        *("--to", "--tp", "--pp", "--cuts", "--format", "--qkv", "--kv-multiplier", "--kv-order"),
+        *("--dtype", "--max-shard-size", "--config"),
+    },
+    "checkpoint": {"inspect", "diff", "verify"},
     "demo": {"--out", "--set", "--again"},
     "config": {"schema", "show"},
     "local": {"status", "stop"},

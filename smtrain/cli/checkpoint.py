@@ -1,0 +1,53 @@
+"""`smtrain checkpoint inspect|diff|verify`."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Annotated, Any, Optional
+
+import typer
+
+from smtrain.cli import options
+
+app = options.app()
+Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
+Config = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
+    typer.Option(help="Folder of config.json, where the checkpoint has none."),
+]
+
+
+@app.command()
+def inspect(path: Path, config: Config = None) -> None:
+    """Say what a checkpoint is: kind, topology, family, step, size."""
+    found = _module("about").inspect(path, _read(config))
+    print(json.dumps(found.to_dict(), indent=2))
+
+
+@app.command()
+def diff(a: Path, b: Path, config: Config = None) -> None:
+    """Compare two checkpoints of any kind tensor by tensor; status 1 where they differ."""
+    count, most = 0, 0.0
+    for difference in _module("about").diff(a, b, _read(config)):
+        amount = "" if difference.max_abs is None else f", by at most {difference.max_abs:.6g}"
+        print(f"{'first: ' if not count else ''}{difference.name}: {difference.reason}{amount}")
+        count, most = count + 1, max(most, difference.max_abs or 0.0)
+    print(f"{count} tensors differ, by at most {most:.6g}" if count else "the same, bit for bit")
+    if count:
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(path: Path, config: Config = None) -> None:
+    """Read every byte and compare the hashes."""
+    print(f"{_module('about').verify(path, _read(config))} hashes are right")
+
+
+def _module(name: str) -> Any:
+    # by name: the command line belongs to the client half, which does without torch, and this command alone needs it
+    return import_module(f"smtrain.checkpoint.{name}")
+
+
+def _read(config: str | None) -> dict[str, Any] | None:
+    return None if config is None else _module("convert").read_beside(config)

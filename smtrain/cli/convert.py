@@ -1,0 +1,62 @@
+"""`smtrain convert`: any checkpoint to any checkpoint."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.errors import ConfigError
+
+app = options.app()
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or s3:// URI; its kind is read from it.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears whole.")],
+    to: Annotated[str, typer.Option(help="nxd, hf or native.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    cuts: Annotated[Optional[str], typer.Option(help="Last layer of each stage but the last, as 3,7,11.")] = None,  # noqa: UP045
+    form: Annotated[str, typer.Option("--format", help="Of NxD's shards: pt or xser.")] = "pt",
+    qkv: Annotated[Optional[str], typer.Option(help="separate, grouped, fused or fused_mha.")] = None,  # noqa: UP045
+    kv_multiplier: Annotated[Optional[int], typer.Option(min=1, help="How often key/value heads are held.")] = None,  # noqa: UP045
+    kv_order: Annotated[str, typer.Option(help="Of repeated heads: tiled (trn1) or grouped (trn2).")] = "tiled",
+    dtype: Annotated[Optional[str], typer.Option(help="bf16, fp32 or fp16; the source's by default.")] = None,  # noqa: UP045
+    max_shard_size: Annotated[str, typer.Option(help="Of Hugging Face files.")] = "5GB",
+    config: Annotated[Optional[str], typer.Option(help="Folder of config.json, where the source has none.")] = None,  # noqa: UP045
+) -> None:
+    """Convert weights; run it again after an interruption and it goes on where it was."""
+    import smtrain
+
+    try:
+        places = None if cuts is None else [int(cut) for cut in cuts.split(",") if cut]
+    except ValueError:
+        raise ConfigError([f"--cuts {cuts}: must be layer numbers with commas between, e.g. 3,7,11"]) from None
+    smtrain.convert(
+        source,
+        target,
+        to=to,  # type: ignore[arg-type]  # checked there
+        tp=tp,
+        pp=pp,
+        cuts=places,
+        form=form,  # type: ignore[arg-type]
+        qkv=qkv,  # type: ignore[arg-type]
+        kv_multiplier=kv_multiplier,
+        kv_order=kv_order,  # type: ignore[arg-type]
+        dtype=dtype,
+        max_shard_size=_bytes(max_shard_size),
+        config=config,
+    )
+    print(f"{target} is whole")
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", size.strip().lower())
+    if match is None:
+        raise ConfigError([f"--max-shard-size {size}: must be a size like 5GB or 500MB"])
+    return int(float(match[1]) * _UNITS[match[2]])
