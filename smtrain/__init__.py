@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.job.handle import Job
     from smtrain.job.run import Run, launch, request, run
+    from smtrain.planner.api import Plan, plan
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,8 @@ _HOME = {
     "launch": "smtrain.job.run",
     "request": "smtrain.job.run",
     "run": "smtrain.job.run",
+    "Plan": "smtrain.planner.api",
+    "plan": "smtrain.planner.api",
 }
 
 __all__ = [
@@ -44,11 +47,13 @@ __all__ = [
     "JobConfig",
     "JobError",
     "LocalError",
+    "Plan",
     "Run",
     "SmtrainError",
     "convert",
     "launch",
     "load_config",
+    "plan",
     "request",
     "run",
 ]

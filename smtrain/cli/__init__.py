@@ -9,6 +9,7 @@ import sys
 
 # command -> (module that holds `app`, what it does)
 COMMANDS = {
+    "plan": ("smtrain.cli.plan", "Say before paying: does it fit, how fast, how long, how much, what is better."),
     "run": ("smtrain.cli.run", "Take a config through all its stages: prepare, convert, train, export, generate."),
     "launch": ("smtrain.cli.launch", "Start one stage of a config."),
     "list": ("smtrain.cli.list_jobs", "List jobs, newest first."),

@@ -15,6 +15,9 @@ import yaml
 from smtrain.cli import COMMANDS
 
 SURFACE = {
+    "plan": {
+        "--set", "--model", "--machines", "--budget", "--deadline", "--rank", "--best", "--prices", "--json",
+    },  # fmt: skip
     "run": {"--target", "--set", "--dry-run", "--again", "--download"},
     "launch": {"--stage", "--target", "--set", "--dry-run", "--wait", "--detach", "--again"},
     "list": {"--target", "--name", "--limit"},

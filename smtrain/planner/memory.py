@@ -8,9 +8,9 @@ transformers' own blocks. docs/planner.md derives them and shows them against me
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from smtrain.plan.setup import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers
+from smtrain.planner.setup import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers
 
 # Not in any tensor: the runtime, its collectives' buffers and loaded graphs. An assumption, to be measured on a device.
 RUNTIME = 1.0 * GIB
@@ -38,7 +38,8 @@ class CoreMemory:
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        held = self.weights + self.gradients + self.optimizer
+        return held + self.activations + self.logits + self.buffers + self.runtime
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,16 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
 
 
 def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemory]:
-    """The pipeline stage that needs most, and what it needs. Stages between the ends shrink with their number."""
-    stages = sorted({0, 1, mesh.pp - mesh.pp // 2, mesh.pp - 1} & set(range(mesh.pp)))
+    """The pipeline stage that needs most, and what it needs."""
+    found = ((s, core_memory(work, machine, mesh, s)) for s in telling_stages(work, mesh))
+    return max(found, key=lambda f: f[1].total)
+
+
+def telling_stages(work: Work, mesh: Mesh) -> list[int]:
+    """The stages one of which needs most: the ends, the second, and the first that has a layer more."""
     extra = work.shape.layers % mesh.pp
-    if extra:
-        stages.append(mesh.pp - extra)  # the first of those with a layer more
-    return max(((s, core_memory(work, machine, mesh, s)) for s in stages), key=lambda found: found[1].total)
+    more = mesh.pp - extra if extra else 0
+    return sorted({0, min(1, mesh.pp - 1), more, mesh.pp - 1})
 
 
 def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
@@ -103,8 +108,9 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     """
     shape, w = work.shape, work.width
     held = cut(shape, mesh.tp)
-    h, i = shape.hidden, shape.intermediate / mesh.tp
+    h, i = float(shape.hidden), shape.intermediate / mesh.tp
     part = h / _along_sequence(mesh)
+    h = part if work.gathers_again else h  # what enters a tensor-parallel region
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     attention = 4.0 * shape.heads / mesh.tp
     if not work.fused_attention and mesh.recompute == "none":
@@ -137,8 +143,8 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     biggest = w * (held.largest if layers and held.largest != held.embed else 0)
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
     moments = [
-        # In the backward pass of a layer's MLP: gradients of its input, and of three inner vectors.
-        (kept + again, 0.0, gradients + w * (2 * whole + 3 * inner)),
+        # In the backward pass of a layer's MLP: gradients of its output and of two inner vectors.
+        (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
     if stage == 0:  # at its end: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))

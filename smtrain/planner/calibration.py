@@ -12,8 +12,8 @@ from math import exp, log, log2, sqrt
 from typing import Any
 
 from smtrain.facts import table
-from smtrain.plan.setup import Machine, Mesh, Recompute, Work, named_shape
-from smtrain.plan.throughput import MATURE, Coefficients, step_time
+from smtrain.planner.setup import Machine, Mesh, Recompute, Work, named_shape
+from smtrain.planner.throughput import MATURE, Coefficients, step_time
 
 _SPREAD = 0.1  # of log throughput, as the priors weigh against the runs
 # Before any run is seen: median and spread of the log of each number, in the order of `Coefficients`.
@@ -46,7 +46,7 @@ class Run:
             id=row["id"],
             model=row["model"],
             release=row["release"],
-            work=Work(shape, row["seq_len"], row["global_batch"], fused_attention=nxd),
+            work=Work(shape, row["seq_len"], row["global_batch"], fused_attention=nxd, gathers_again=True),
             machine=machine,
             mesh=Mesh(tp, pp, machine.world // (tp * pp), row["micro_batch"], recompute, True),
             sequences_per_s=row["sequences_per_s"],

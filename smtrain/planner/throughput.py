@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 
 from smtrain.facts import table
-from smtrain.plan.setup import Machine, Mesh, Work, cut, layers_of, stage_numbers
+from smtrain.planner.setup import Machine, Mesh, Work, cut, layers_of, stage_numbers
 
 # Passes over a layer's matrix products, and over its attention scores: forward 1, backward 2, recomputation 1.
 _DENSE = {"none": 3, "selective": 3, "full": 4}
@@ -68,14 +68,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return (
-            self.compute
-            + self.attention
-            + self.tensor_parallel
-            + self.bubble
-            + self.overhead
-            + self.data_parallel
-        )
+        return self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
 
     @property
     def bubble_share(self) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from smtrain.checkpoint.layout import Layout
 from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
-from smtrain.model.families import ModelShape, Role
+from smtrain.model.families import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -85,6 +85,9 @@ class Work:
     precision: Literal["bf16", "fp32"] = "bf16"
     fused_attention: bool = True
     """False where scores are written to memory (stacks of 2023): attention then takes far longer."""
+    gathers_again: bool = False
+    """With sequence parallelism: whether the backward pass gathers a region's input once more (neuronx-distributed,
+    Megatron) or the whole input is kept from the forward pass (the native engine)."""
 
     @property
     def width(self) -> int:
@@ -175,7 +178,9 @@ def named_shape(name: str) -> ModelShape | None:
 
 
 def _plain(name: str) -> str:
-    name = name.lower().removeprefix("meta-").removesuffix("-hf").replace("llama2", "llama-2").replace("llama3", "llama-3")
+    name = (
+        name.lower().removeprefix("meta-").removesuffix("-hf").replace("llama2", "llama-2").replace("llama3", "llama-3")
+    )
     return name.replace("_", "-").replace(" ", "-")
 
 

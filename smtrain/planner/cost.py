@@ -1,0 +1,147 @@
+"""Dollars and days: prices with their date, spot with its interruptions, and the save interval that loses least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, expm1, inf, sqrt
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import ConfigError
+from smtrain.facts import table, tomllib
+from smtrain.planner.memory import checkpoint_bytes
+from smtrain.planner.setup import Machine, Work
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one instance costs an hour, and who says so."""
+
+    type: str
+    option: str
+    region: str
+    dollars_per_hour: float
+    date: str
+    source: str
+    guess: bool = False
+    """Derived or second-hand, not a list price."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.dollars_per_hour:.2f} $/h {self.type} {self.option.replace('_', ' ')} {self.region} "
+            f"({'a guess, ' if self.guess else ''}{self.date}, {self.source})"
+        )
+
+
+class Prices:
+    """The shipped rows, and the user's over them. Raises `ConfigError` for a file that is not of their form."""
+
+    def __init__(self, file: str | Path | None = None) -> None:
+        shipped = table("prices")
+        own = _read(Path(file)) if file else {}
+        self._rows = [*shipped["rows"], *own.get("rows", [])]
+        self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
+        try:
+            self._prices = [Price(**row) for row in self._rows]
+        except TypeError as error:
+            raise ConfigError(
+                [f"{file}: a row of prices is wrong ({error}); the form is that of prices.toml"]
+            ) from None
+
+    def find(self, type_: str, option: str, region: str | None) -> Price | None:
+        """The row of this region, else of any region, the last one winning; None where nothing is known."""
+        fit = [p for p in self._prices if p.type == type_ and p.option == option]
+        here = [p for p in fit if p.region == region]
+        return (here or fit or [None])[-1]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError([f"{file}: prices cannot be read ({error})"]) from None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How often to save, and what is lost to failures at that."""
+
+    interval_s: float
+    """Between checkpoints, as planned."""
+    best_interval_s: float
+    """Young's and Daly's: the square root of twice the cost of saving times the mean time between interruptions."""
+    save_s: float
+    """What one checkpoint costs."""
+    mean_between_s: float
+    """Between interruptions of the whole job."""
+    stretch: float
+    """Expected wall time over undisturbed time; infinite where the job would practically never end."""
+
+
+def saving(
+    work: Work, machine: Machine, interval_s: float | None, train_s: float, spot: bool, a: dict[str, float]
+) -> Saving:
+    """Expected lost time for a save every `interval_s` (None: the best one) in a run of `train_s`.
+
+    Daly 2006 ("A higher order estimate of the optimum checkpoint interval"): with exponential interruptions of mean M,
+    restart R and saves of d every t seconds the run takes M e^(R/M) (e^((t+d)/M) - 1) / t of its undisturbed time.
+    """
+    save_s = checkpoint_bytes(work) / machine.count / (a["disk_gb_per_s"] * 1e9)
+    rate = a["interruptions_per_instance_hour" if spot else "failures_per_instance_hour"]
+    mean = HOUR / (rate * machine.count) if rate else inf
+    best = max(sqrt(2 * save_s * mean) - save_s, save_s) if mean < inf else train_s
+    t = min(interval_s or best, train_s)
+    if mean == inf:
+        return Saving(t, best, save_s, mean, 1 + save_s / t)
+    restart = a["restart_minutes"] * 60
+    power = (t + save_s) / mean
+    stretch = inf if power > 50 else mean * exp(restart / mean) * expm1(power) / t
+    return Saving(t, min(best, train_s), save_s, mean, stretch)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Dollars of a run by item, with the prices they were counted with. `total` is None where a price is missing."""
+
+    items: dict[str, float]
+    prices: tuple[Price, ...]
+    total: float | None
+    train_hours: float
+    """Billed wall time of the train stage."""
+
+
+def cost(
+    work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
+    stages: dict[str, float], cpu_type: str, region: str | None, prices: Prices,
+) -> Cost:  # fmt: skip
+    """What a run costs. `stages` are the seconds of the other jobs: `compile` on one training instance, the rest on
+    a CPU instance."""
+    a = prices.assumptions
+    price = prices.find(machine.type, "spot" if spot else "on_demand", region)
+    full = prices.find(machine.type, "on_demand", region)
+    cpu = prices.find(cpu_type, "on_demand", region)
+    hours = (steps * step_s * lost.stretch + a["startup_minutes"] * 60) / HOUR
+    used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, cpu) if p))
+    if price is None:
+        return Cost({}, used, None, hours)
+    items = {"train": hours * machine.count * price.dollars_per_hour}
+    if keep_alive_s:
+        items["warm pool"] = keep_alive_s / HOUR * machine.count * price.dollars_per_hour
+    for stage, seconds in stages.items():
+        row = full if stage == "compile" else cpu
+        if row is not None:
+            items[stage] = seconds / HOUR * row.dollars_per_hour
+    return Cost(items, used, sum(items.values()), hours)
+
+
+def stage_seconds(work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool) -> dict[str, float]:
+    """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's."""
+    moved = work.shape.parameters() * work.width / (a["s3_gb_per_s"] * 1e9)
+    out = {"convert": 300 + 2 * moved, "export": 300 + 2 * moved}
+    if text_bytes is not None:
+        out["prepare"] = 300 + text_bytes / (a["tokenize_mb_per_s"] * 1e6)
+    if accelerated:
+        out["compile"] = a["compile_minutes"] * 60
+    return out

@@ -1,0 +1,56 @@
+"""A plan on one screen."""
+
+from __future__ import annotations
+
+from smtrain.config.units import spell
+from smtrain.planner.api import Choice, Plan
+
+
+def summary(plan: Plan) -> str:
+    """What a run needs, takes and costs, then the choices, then what to mind."""
+    lines = [f"{plan.model}: {plan.parameters / 1e9:.2f} B parameters on {plan.machines}", f"mesh        {plan.mesh}"]
+    if plan.memory_gib:
+        m = plan.memory_gib
+        parts = ", ".join(f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05)
+        lines.append(f"core        {m['total']:.1f} of {m['available']:.0f} GiB ({parts})")
+        h = plan.host_memory_gib
+        lines.append(
+            f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save {h['async_save']:.0f} of "
+            f"{h['available']:.0f} GiB; a checkpoint is {plan.checkpoint_gib:.0f} GiB"
+        )
+    for fault in plan.faults:
+        lines.append(f"DOES NOT FIT: {fault}")
+    if plan.fits and plan.sequences_per_s and plan.step_s and plan.mfu is not None:
+        s = plan.sequences_per_s
+        lines.append(
+            f"throughput  {s['value']:.3g} sequences/s ({s['low']:.3g} to {s['high']:.3g}), "
+            f"{plan.tokens_per_s:.3g} tokens/s, {plan.mfu:.0%} of peak{'' if plan.calibrated else ', UNCALIBRATED'}"
+        )
+        t = plan.step_s
+        parts = ", ".join(f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total")
+        lines.append(f"step        {t['total']:.3g} s: {parts}")
+    if plan.fits and plan.hours is not None:
+        lines.append(f"time        {spell(plan.hours * 3600)} billed for training")
+    if plan.fits and plan.dollars is not None:
+        items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
+        lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
+        lines.append(
+            f"            {plan.dollars_per_million_tokens:.3g} $ a million tokens, "
+            f"{plan.tokens_per_dollar:,.0f} tokens a dollar"
+        )
+        lines += [f"            {price}" for price in plan.prices]
+    if plan.fits and plan.save and plan.save_interval_steps:
+        lines.append(
+            f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least (Young/Daly)"
+        )
+    if plan.choices:
+        lines += ["", "choices"]
+        lines += [_row(i, c) for i, c in enumerate(plan.choices, 1)]
+    if plan.warnings:
+        lines += ["", *(f"! {w}" for w in plan.warnings)]
+    return "\n".join(lines)
+
+
+def _row(number: int, c: Choice) -> str:
+    money = f"${c.dollars:,.0f}" if c.dollars is not None else "no price"
+    return f"{number}. {spell(c.hours * 3600):>10} {money:>12}  {c.core_gib:5.1f} GiB  {c.machines}, {c.mesh}"
