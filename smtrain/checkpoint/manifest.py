@@ -171,10 +171,15 @@ def verify(checkpoint: Path) -> None:
     if reason is not None:
         raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}")
     for name, about in Manifest.read(checkpoint).files.items():
-        with open(checkpoint / name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
-        if digest.hexdigest() != about["sha256"]:
-            raise CheckpointError(f"{checkpoint / name} differs from its sha256 in {NAME}: take another checkpoint")
+        check_hash(checkpoint, name, about)
+
+
+def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` where the bytes of file `name` are not those that the manifest is `about`."""
+    with open(checkpoint / name, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+    if digest.hexdigest() != about["sha256"]:
+        raise CheckpointError(f"{checkpoint / name} differs from its sha256 in {NAME}: take another checkpoint")
 
 
 def surplus(folder: Path, keep: int, present: Mapping[str, Sizes] | None = None) -> list[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 
 from smtrain.checkpoint import safetensors
 from smtrain.checkpoint.layout import Layout
-from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
+from smtrain.checkpoint.manifest import NAME, Manifest, check_hash, fault_at, sync_folder
 from smtrain.checkpoint.places import Bounds, Place, Slab, place, read_text
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.errors import CheckpointError
@@ -155,6 +156,8 @@ class NativeSource(WeightSource):
     def __init__(self, checkpoint: Place | Path | str) -> None:
         self._files = _Files(checkpoint)
         self.manifest = self._files.manifest
+        self._checked: set[str] = set()
+        self._lock = threading.Lock()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -168,6 +171,18 @@ class NativeSource(WeightSource):
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.bfloat16 if self._files.manifest.precision == "bf16" else torch.float32
+
+    def check(self, name: str) -> None:
+        files = self._files
+        folder = files.place.path()
+        for tp in range(files.tp) if folder is not None else ():
+            path = f"{self.manifest.root}{model_file(tp, files.layout.stages(name)[0])}"
+            with self._lock:  # the hash is of the file, which every tensor in it need not read again
+                if path in self._checked:
+                    continue
+                self._checked.add(path)
+            assert folder is not None
+            check_hash(folder, path, self.manifest.files[path])
 
     def window(self, name: str, bounds: Bounds) -> torch.Tensor:
         return self._files.weights(name, tuple(bounds))

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,13 @@ def produce(source: WeightSource, target: Path | str, plan: Plan) -> None:
 
 def _fill(source: WeightSource, stage: Staging, plan: Plan) -> None:
     progress = _Progress(plan)
+    # The kernel lets one writer into a file at a time and has the others spin; ours sleep, or hash meanwhile.
+    turns = {container.file: threading.Lock() for container in plan.containers}
+
+    def put(handles: dict[str, int], file: str, at: int, data: bytes | memoryview) -> None:
+        with turns[file]:
+            _write(handles[file], at, data)
+
     for folder in {(stage.folder / c.file).parent for c in plan.containers}:
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -95,7 +103,7 @@ def _fill(source: WeightSource, stage: Staging, plan: Plan) -> None:
         else:
             handles = {c.file: os.open(stage.folder / c.file, os.O_WRONLY | os.O_CREAT, 0o666) for c in job.targets}
             try:
-                crcs = run(job, source, plan.layout, lambda file, at, data: _write(handles[file], at, data))
+                crcs = run(job, source, plan.layout, partial(put, handles))
             finally:
                 for handle in handles.values():
                     os.close(handle)

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from smtrain.checkpoint.manifest import sync_folder
@@ -28,6 +28,7 @@ class Staging:
         self.target, self._exists = target, target.is_dir()
         # inside of a folder that exists, since that may be a mount, as /opt/ml/model is
         self.folder = target / PARTIAL if self._exists else target.parent / f".{target.name}{PARTIAL}"
+        self._made = [parent for parent in self.folder.parents if not parent.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         self._journal = os.open(self.folder / _JOURNAL, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         self._lock = threading.Lock()
@@ -108,6 +109,9 @@ class Staging:
         os.close(self._journal)
         if not keep:
             shutil.rmtree(self.folder, ignore_errors=True)
+            for parent in self._made:
+                with suppress(OSError):  # what was written is in it
+                    parent.rmdir()
 
 
 @contextmanager

@@ -16,8 +16,10 @@ import torch
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.sources import WeightSource
 
-BLOCK = 16 << 20
+BLOCK = 4 << 20
 """Bytes read, converted and written at a time, by each worker."""
+REMOTE_BLOCK = 16 << 20
+"""The same where each is a request to an object store."""
 _CACHED = 1 << 20  # bytes hashed and written while they are in the processor's cache
 Put = Callable[[str, int, "bytes | memoryview"], None]
 """Write bytes at an offset of a file."""
@@ -95,18 +97,19 @@ def run(job: Job, source: WeightSource, layout: Layout, put: Put) -> list[int]:
 def _part(name: str, source: WeightSource, layout: Layout, running: Sequence[Running], put: Put) -> None:
     shape = source.shape(name)
     dtype = source.dtype(name)
+    size = REMOTE_BLOCK if source.where.path() is None else BLOCK
     shards = [layout.shard(name, t) for t in range(len(running))]
     dim = shards[0].dim
     if dim == 0:
         for to, shard in zip(running, shards, strict=True):
             for start, stop in shard.ranges:
-                for a, b in _blocks(start, stop, shape, dtype):
+                for a, b in _blocks(start, stop, shape, dtype, size):
                     to.add(_rows(source, name, shape, a, b), put)
             missing = shard.size - sum(stop - start for start, stop in shard.ranges)
             if missing > 0:  # a vocabulary that tp does not divide
                 to.add(torch.zeros((missing, *shape[1:]), dtype=dtype), put)
         return
-    for a, b in _blocks(0, shape[0], shape, dtype):
+    for a, b in _blocks(0, shape[0], shape, dtype, size):
         block = _rows(source, name, shape, a, b)
         for to, shard in zip(running, shards, strict=True):
             pieces = [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
@@ -117,7 +120,7 @@ def _rows(source: WeightSource, name: str, shape: tuple[int, ...], start: int, s
     return source.window(name, [(start, stop), *((0, n) for n in shape[1:])])
 
 
-def _blocks(start: int, stop: int, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[tuple[int, int]]:
-    step = max(1, BLOCK // max(1, prod(shape[1:]) * dtype.itemsize))
+def _blocks(start: int, stop: int, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> Iterator[tuple[int, int]]:
+    step = max(1, size // max(1, prod(shape[1:]) * dtype.itemsize))
     for a in range(start, stop, step):
         yield a, min(a + step, stop)

@@ -1,0 +1,94 @@
+"""kill -9 in the middle of a conversion: a whole output or none, and a rerun completes it.
+
+$SMTRAIN_KILLS asks for more of them than a test run has time for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from smtrain.checkpoint.about import diff, verify
+from smtrain.checkpoint.convert import convert
+from smtrain.errors import CheckpointError
+from tests.checkpoint.folders import LLAMA, hf_folder
+
+COUNT = int(os.environ.get("SMTRAIN_KILLS", "6"))
+CONFIG = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "vocab_size": 2000}
+HOW = {"nxd": {"to": "nxd", "tp": 2, "pp": 2}, "xser": {"to": "nxd", "tp": 2, "form": "xser"}, "hf": {"to": "hf"}}
+
+
+def whole(target: Path, source: Path) -> bool:
+    """Whether there is an output, which then is all there; an unfinished one must say so."""
+    try:
+        verify(target)
+    except CheckpointError:
+        return False
+    assert not list(diff(source, target))
+    return True
+
+
+def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    source = hf_folder(tmp_path / "hf", CONFIG)
+    began = time.monotonic()
+    convert(source, tmp_path / "first", to="nxd", tp=2, pp=2)
+    took = time.monotonic() - began
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["smtrain.checkpoint.convert"])
+    warm = context.Process(target=convert, args=(source, tmp_path / "warm"), kwargs=HOW["nxd"])
+    warm.start()
+    warm.join()
+    assert warm.exitcode == 0
+    seen = {"none": 0, "whole": 0, "resumable": 0}
+    for n in range(COUNT):
+        name = rng.choice(sorted(HOW))
+        target = tmp_path / f"out{n}"
+        if exists := rng.random() < 0.5:
+            target.mkdir()
+            (target / "mine").write_text("kept")
+        process = context.Process(target=convert, args=(source, target), kwargs=HOW[name])
+        process.start()
+        time.sleep(rng.uniform(0, 3 * took))
+        process.kill()  # SIGKILL
+        process.join()
+        if not exists and target.exists():
+            assert whole(target, source), name
+        seen["whole" if whole(target, source) else "none"] += 1
+        partial = target / ".partial" if exists else tmp_path / f".out{n}.partial"
+        seen["resumable"] += len((partial / ".journal").read_text().splitlines()) > 1 if partial.exists() else 0
+        convert(source, target, **HOW[name])  # type: ignore[arg-type]
+        assert whole(target, source), name
+        assert not partial.exists()
+        assert (target / "mine").exists() == exists
+    print(f"{COUNT} kills: {seen}")
+    assert sum(seen.values()) >= COUNT
+
+
+def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from smtrain.checkpoint import produce
+
+    source = hf_folder(tmp_path / "hf", LLAMA)
+    real, calls = produce.run, []
+
+    def stops(job, *rest):  # type: ignore[no-untyped-def]
+        calls.append(job.name)
+        if len(calls) == 12:
+            raise KeyboardInterrupt
+        return real(job, *rest)
+
+    monkeypatch.setattr(produce, "run", stops)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "out", tp=2, pp=2)
+    done, total = len(calls) - 1, 2 + 1 + 8 * 3
+    calls.clear()
+    monkeypatch.setattr(produce, "run", lambda job, *rest: calls.append(job.name) or real(job, *rest))
+    convert(source, tmp_path / "out", tp=2, pp=2)
+    assert len(calls) == total - done
+    assert whole(tmp_path / "out", source)
