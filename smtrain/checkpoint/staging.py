@@ -103,6 +103,7 @@ class Staging:
             os.replace(self.folder / file, self.target / file)
         for folder in {(self.target / file).parent for file in files if file.name not in (_JOURNAL, _MOVING)}:
             sync_folder(folder)
+        (self.folder / _MOVING).unlink()
 
     def close(self, keep: bool) -> None:
         """Let go of the folder; unless `keep`, so that the next run goes on, nothing of it stays."""

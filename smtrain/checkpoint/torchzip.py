@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import struct
 import zipfile
 import zlib
@@ -35,6 +36,9 @@ _STORAGES = {
 _FLAGS = 0x808  # sizes and crc stand in a descriptor behind the data; names are UTF-8
 _DATE = 0x0021_0000  # 1980-01-01
 _LIMIT = 0xFFFFFFFF
+
+
+_NUMBER = re.compile(r"(?:tp_rank_\d+_pp_rank_\d+|tensor_\d+)(?=(?:\.pt|/checkpoint\.pt)?$)")
 
 
 class Reference:
@@ -97,11 +101,19 @@ def _records(where: Place, file: str) -> dict[str, _Record]:
             stored = entry.orig_filename.encode()
             if bytes(where.read(file, entry.header_offset + 30, entry.header_offset + 30 + names)) != stored:
                 raise ValueError(f"{entry.filename!r} is called otherwise in its own header")
-            name = entry.filename.split("/", 1)[-1]
+            stem, name = entry.filename.split("/", 1) if "/" in entry.filename else ("", entry.filename)
+            if _number_of(stem) not in (None, _number_of(file)):
+                raise ValueError(f"it was saved as {stem}.pt")
             if name in out:
                 raise ValueError(f"{name!r} is there twice")
             out[name] = _Record(start, entry.file_size, entry.CRC)
     return out
+
+
+def _number_of(file: str) -> str | None:
+    """Which rank's or tensor's file it is; torch.save keeps the name inside, so that two that changed places show."""
+    found = _NUMBER.search(file)
+    return None if found is None else found[0]
 
 
 def _bytes(where: Place, file: str, record: _Record | None) -> memoryview:

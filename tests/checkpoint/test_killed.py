@@ -61,7 +61,8 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None
             assert whole(target, source), name
         seen["whole" if whole(target, source) else "none"] += 1
         partial = target / ".partial" if exists else tmp_path / f".out{n}.partial"
-        seen["resumable"] += len((partial / ".journal").read_text().splitlines()) > 1 if partial.exists() else 0
+        journal = partial / ".journal"
+        seen["resumable"] += len(journal.read_text().splitlines()) > 1 if journal.exists() else 0
         convert(source, target, **HOW[name])  # type: ignore[arg-type]
         assert whole(target, source), name
         assert not partial.exists()

@@ -322,6 +322,16 @@ def test_a_shard_is_an_ordinary_zip_and_maps_into_memory(converted: Path) -> Non
         assert all(t.data_ptr() % 64 == 0 for t in mapped.values())
 
 
+def test_files_that_changed_places_are_noticed(converted: Path) -> None:
+    (converted / "manifest.json").unlink()
+    other = converted / FIRST.replace("tp_rank_00", "tp_rank_01")
+    a, b = (converted / FIRST).read_bytes(), other.read_bytes()
+    (converted / FIRST).write_bytes(b)
+    other.write_bytes(a)
+    with pytest.raises(CheckpointError, match="it was saved as dp_rank_00_tp_rank_01_pp_rank_00"):
+        NxDSource(converted)
+
+
 def test_flipped_weights_are_noticed(converted: Path, tmp_path: Path) -> None:
     data = bytearray((converted / FIRST).read_bytes())
     at = data.index(random_weights(LLAMA)["model.layers.0.self_attn.q_proj.weight"][0].numpy().tobytes())
