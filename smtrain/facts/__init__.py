@@ -18,7 +18,12 @@ else:  # pragma: no cover - the same parser under its older name
 @cache
 def table(name: str) -> dict[str, Any]:
     """The content of `facts/<name>.toml`."""
-    return tomllib.loads(resources.files("smtrain.facts").joinpath(f"{name}.toml").read_text("utf-8"))
+    return parse(resources.files("smtrain.facts").joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+def parse(text: str) -> dict[str, Any]:
+    """TOML as a mapping. Raises `ValueError` where it is none."""
+    return tomllib.loads(text)
 
 
 def instance(instance_type: str) -> dict[str, Any] | None:

@@ -1,1 +1,1 @@
-"""The planner: does it fit, how fast, how long, how much, and what would be better. `smtrain.plan` is its front door."""
+"""The planner: does it fit, how fast, how long, how much, and what is better. Its front door is `smtrain.plan`."""

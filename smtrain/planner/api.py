@@ -117,14 +117,19 @@ def plan(
     some = [Machine.of(t, n) for t, n in machines] or [own]
     steps = config.train.steps
     found = search(work, some, recompute=recompute)
-    choices = [(c, _cost(config, work, c.machine, steps, c.step_s, known)) for c in found]
-    if budget is not None:
-        choices = [(c, b) for c, b in choices if b.total is not None and b.total <= budget]
-    if deadline_hours is not None:
-        choices = [(c, b) for c, b in choices if b.train_hours <= deadline_hours]
     by_cost = rank_by == "cost" or (deadline_hours is not None and budget is None)
-    choices.sort(key=lambda found: _dollars(found[1]) if by_cost else found[1].train_hours)
-    if best or (machines and choices):
+    narrowed = budget is not None or deadline_hours is not None
+    kept = found
+    if not by_cost and not narrowed:  # only these are shown
+        kept = found[:5] + [c for c in found[5:] if c.machine == own][:1]
+    priced = [(c, _cost(config, work, c.machine, steps, c.step_s, known)) for c in kept]
+    choices = [
+        (c, b)
+        for c, b in priced
+        if (budget is None or _dollars(b) <= budget) and (deadline_hours is None or b.train_hours <= deadline_hours)
+    ]
+    choices.sort(key=lambda way: _dollars(way[1]) if by_cost else way[1].train_hours)
+    if best or machines or narrowed:
         if not choices:
             raise ConfigError(["compute: no mesh of these machines fits the model, the budget and the deadline"])
         own, mesh = choices[0][0].machine, choices[0][0].mesh
@@ -137,7 +142,7 @@ def _plan(
     faults = tuple(refusals(work, machine, mesh))
     legal = not faults or faults[0].startswith("memory:")
     warnings: list[str] = []
-    stage, core = worst_core(work, machine, mesh) if legal else (0, None)
+    core = worst_core(work, machine, mesh)[1] if legal else None
     host = host_memory(work, machine, mesh) if legal else None
     step = step_time(work, machine, mesh) if legal else None
     near = nearest(work, machine, mesh)
@@ -174,7 +179,7 @@ def _plan(
     billed = steps * work.global_batch * work.seq_len / 1e6
     return Plan(
         model=config.model.path.rstrip("/").rsplit("/", 1)[-1],
-        parameters=work.shape.parameters(),
+        parameters=work.parameters,
         machines=_machines(machine),
         mesh=mesh,
         fits=not faults,

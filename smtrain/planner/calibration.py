@@ -73,7 +73,7 @@ def fit(runs: Sequence[Run], start: Coefficients | None = None) -> Coefficients:
     for _ in range(60):
         columns = []
         for i in range(len(x)):
-            moved = x[:i] + [x[i] + 1e-5] + x[i + 1 :]
+            moved = [v + 1e-5 * (i == j) for j, v in enumerate(x)]
             columns.append([(b - a) / 1e-5 for a, b in zip(residuals, _residuals(moved, runs), strict=True)])
         normal = [[_dot(a, b) * (1 + damping * (i == j)) for j, b in enumerate(columns)] for i, a in enumerate(columns)]
         step = _solve(normal, [-_dot(c, residuals) for c in columns])
@@ -162,7 +162,7 @@ def half_width(spread: float, near: Near | None) -> float:
 def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
     # Halved where the model carries far: pipeline depth and the numbers of a rank act through terms that are counted.
     return (
-        log2(work.shape.parameters() / mesh.tp / mesh.pp) / 2,
+        log2(work.parameters / mesh.tp / mesh.pp) / 2,
         log2(mesh.tp),
         log2(mesh.pp) / 2,
         log2(work.seq_len),

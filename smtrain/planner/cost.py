@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import ConfigError
-from smtrain.facts import table, tomllib
+from smtrain.facts import parse, table
 from smtrain.planner.memory import checkpoint_bytes
 from smtrain.planner.setup import Machine, Work
 
@@ -47,20 +47,21 @@ class Prices:
             self._prices = [Price(**row) for row in self._rows]
         except TypeError as error:
             raise ConfigError(
-                [f"{file}: a row of prices is wrong ({error}); the form is that of prices.toml"]
+                [f"{file}: a row of prices is wrong ({error}); facts/prices.toml shows the form"]
             ) from None
 
     def find(self, type_: str, option: str, region: str | None) -> Price | None:
         """The row of this region, else of any region, the last one winning; None where nothing is known."""
         fit = [p for p in self._prices if p.type == type_ and p.option == option]
         here = [p for p in fit if p.region == region]
-        return (here or fit or [None])[-1]
+        found = here or fit
+        return found[-1] if found else None
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return parse(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError([f"{file}: prices cannot be read ({error})"]) from None
 
 
@@ -138,7 +139,7 @@ def cost(
 
 def stage_seconds(work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool) -> dict[str, float]:
     """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's."""
-    moved = work.shape.parameters() * work.width / (a["s3_gb_per_s"] * 1e9)
+    moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
     out = {"convert": 300 + 2 * moved, "export": 300 + 2 * moved}
     if text_bytes is not None:
         out["prepare"] = 300 + text_bytes / (a["tokenize_mb_per_s"] * 1e6)

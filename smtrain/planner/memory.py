@@ -15,7 +15,7 @@ from smtrain.planner.setup import GIB, Machine, Mesh, Work, cut, layers_of, stag
 # Not in any tensor: the runtime, its collectives' buffers and loaded graphs. An assumption, to be measured on a device.
 RUNTIME = 1.0 * GIB
 # Of a training process on an accelerator's host, before anything is loaded: Python, torch, the graphs' host side. With
-# it the 270 to 482 GB that 70B on 8 to 32 hosts took while saving asynchronously (NxD Training's known issues) come out.
+# it the 270 to 482 GB come out that 70B took on hosts saving asynchronously (NxD Training's known issues).
 PROCESS = 8.0 * GIB
 
 
@@ -97,7 +97,7 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
 
 def checkpoint_bytes(work: Work) -> float:
     """A whole checkpoint: weights and, once over all ranks, the optimizer's state."""
-    return work.shape.parameters() * (work.width + 8.0 + 4.0 * (work.width == 2))
+    return work.parameters * (work.width + 8.0 + 4.0 * (work.width == 2))
 
 
 def saved_per_token(work: Work, mesh: Mesh) -> float:

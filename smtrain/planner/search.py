@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from smtrain.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
 from smtrain.planner.setup import GIB, RECOMPUTE, Machine, Mesh, Recompute, Work, layers_of, mesh_faults, stage_numbers
@@ -47,18 +48,16 @@ def search(
     price = dollars_per_hour or {}
     ways: dict[Machine, _Ways] = {}
     shared: _Shared = {}
+    slots: _Slots = {}
     found: list[Candidate] = []
     for machine in machines:
         alone = replace(machine, count=1)
         if alone not in ways:
-            ways[alone] = _Ways(work, alone, recompute, shared)
+            ways[alone] = _Ways(work, alone, recompute, shared, slots)
         table = ways[alone]
         hourly = price.get(machine.type)
         for tp in table.degrees:
-            for pp in range(1, work.shape.layers + 1):
-                dp, left = divmod(machine.world, tp * pp)
-                if left or work.global_batch % dp:
-                    continue
+            for pp, dp in _splits(machine.world // tp, work.shape.layers, work.global_batch):
                 best = table.fastest(tp, pp, dp)
                 if best is not None:
                     mesh, seconds, need = best
@@ -67,19 +66,31 @@ def search(
     return sorted(found, key=lambda c: c.step_s)
 
 
+@cache
+def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
+    """(pp, dp) whose product is `ranks`, with at least a layer a stage, and a batch that dp divides."""
+    pairs = ((pp, ranks // pp) for pp in range(1, min(ranks, layers) + 1) if ranks % pp == 0)
+    return [(pp, dp) for pp, dp in pairs if batch % dp == 0]
+
+
 _Shared = dict[tuple[float, bool], dict[Mesh, float]]
+_Slot = tuple[int, Recompute, float, float]  # micro-batch, recomputation, seconds of a slot and of a middle one
+_Slots = dict[tuple[float, float, int], dict[tuple[int, int], list[_Slot]]]
 
 
 class _Ways:
     """What does not depend on how many machines there are, worked out once for each (tp, pp)."""
 
-    def __init__(self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared) -> None:
+    def __init__(
+        self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared, slots: _Slots
+    ) -> None:
         self._work, self._machine, self._recompute = work, machine, recompute
         # Types that differ in their network alone hold the same.
         self._needs = shared.setdefault((machine.core_bytes, machine.accelerated), {})
         self._k = Coefficients.fitted()
         self.degrees = tensor_degrees(work, machine)
-        self._slots: dict[tuple[int, int], tuple[float, list[tuple[int, Recompute, float, float]]]] = {}
+        self._slots: dict[tuple[int, int], tuple[float, list[_Slot]]] = {}
+        self._made = slots.setdefault((machine.core_flops, machine.core_bytes, machine.cores), {})
         self._known: dict[tuple[int, int, int], tuple[Mesh, float, float] | None] = {}
 
     def fastest(self, tp: int, pp: int, dp: int) -> tuple[Mesh, float, float] | None:
@@ -92,7 +103,10 @@ class _Ways:
     def _find(self, tp: int, pp: int, dp: int) -> tuple[Mesh, float, float] | None:
         work, machine = self._work, self._machine
         if (tp, pp) not in self._slots:
-            self._slots[tp, pp] = self._make(tp, pp)
+            if (tp, pp) not in self._made:
+                self._made[tp, pp] = self._make(tp, pp)
+            exchange = exchange_time(work, machine, Mesh(tp, pp, 1), self._k)
+            self._slots[tp, pp] = exchange, self._made[tp, pp]
         exchange, slots = self._slots[tp, pp]
         timed = []
         for m, r, slot, middle in slots:
@@ -119,16 +133,15 @@ class _Ways:
                 break
         return need
 
-    def _make(self, tp: int, pp: int) -> tuple[float, list[tuple[int, Recompute, float, float]]]:
+    def _make(self, tp: int, pp: int) -> list[_Slot]:
         work, machine, slots = self._work, self._machine, []
-        exchange = exchange_time(work, machine, Mesh(tp, pp, 1), self._k)
         least = stage_numbers(work.shape, Mesh(tp, pp, 1), pp - 1) * (work.width + 4.0)
         if least < machine.core_bytes:  # weights and gradients alone, which dp does not divide
             for m in MICRO_BATCHES:
                 for r in self._recompute:
                     slot = slot_time(work, machine, Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp)), self._k)
                     slots.append((m, r, slot.total, slot.middle))
-        return exchange, slots
+        return slots
 
     def _sequence_parallel(self, tp: int) -> bool:
         return tp > 1 and self._work.seq_len % tp == 0

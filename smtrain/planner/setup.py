@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import Any, Literal
@@ -88,6 +88,11 @@ class Work:
     gathers_again: bool = False
     """With sequence parallelism: whether the backward pass gathers a region's input once more (neuronx-distributed,
     Megatron) or the whole input is kept from the forward pass (the native engine)."""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of the model."""
+        return _parameters(self.shape)
 
     @property
     def width(self) -> int:
@@ -178,14 +183,15 @@ def named_shape(name: str) -> ModelShape | None:
 
 
 def _plain(name: str) -> str:
-    name = (
-        name.lower().removeprefix("meta-").removesuffix("-hf").replace("llama2", "llama-2").replace("llama3", "llama-3")
-    )
-    return name.replace("_", "-").replace(" ", "-")
+    name = name.lower().replace("_", "-").replace(" ", "-").removeprefix("meta-").removesuffix("-hf")
+    return name.replace("llama2", "llama-2").replace("llama3", "llama-3")
+
+
+@cache
+def _parameters(shape: ModelShape) -> int:
+    return shape.parameters()
 
 
 @cache
 def _one_layer(shape: ModelShape) -> ModelShape:
-    from dataclasses import replace
-
     return replace(shape, layers=1)

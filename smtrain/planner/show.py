@@ -40,9 +40,7 @@ def summary(plan: Plan) -> str:
         )
         lines += [f"            {price}" for price in plan.prices]
     if plan.fits and plan.save and plan.save_interval_steps:
-        lines.append(
-            f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least (Young/Daly)"
-        )
+        lines.append(f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least")
     if plan.choices:
         lines += ["", "choices"]
         lines += [_row(i, c) for i, c in enumerate(plan.choices, 1)]

@@ -17,7 +17,8 @@ _DENSE = {"none": 3, "selective": 3, "full": 4}
 _SCORES = {"none": 3, "selective": 4, "full": 4}
 # Collectives of a layer: two all-gathers and two reduce-scatters (or two all-reduces) forward, as many backward, and
 # the forward ones once more where the whole layer is recomputed.
-LAUNCHES = 2
+# A pipeline stage launches forward and backward apart from each other, a whole model both at once.
+_LAUNCHES = 2
 _COLLECTIVES = {"none": 8, "selective": 8, "full": 12}
 
 
@@ -94,19 +95,19 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     """One micro-batch on the last stage, which has the output matrix and the layers that are left over."""
     shape, tokens = work.shape, work.seq_len * mesh.micro_batch
     span = min(work.seq_len, shape.sliding_window or work.seq_len)
-    layers = layers_of(shape.layers, mesh.pp, mesh.pp - 1)
+    layers, held = layers_of(shape.layers, mesh.pp, mesh.pp - 1), cut(shape, mesh.tp)
     rate = k.efficiency * machine.core_flops
     # 2 operations for each weight and token; scores and their product with v: 4 x heads x head size x span a token.
-    layer = _DENSE[mesh.recompute] * 2.0 * cut(shape, mesh.tp).layer * tokens / rate
+    layer = _DENSE[mesh.recompute] * 2.0 * held.layer * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
-    head = 3 * 2.0 * cut(shape, mesh.tp).head * tokens / rate
+    head = 3 * 2.0 * held.head * tokens / rate
     link = k.link_bytes_per_flop * machine.core_flops
     if mesh.tp > machine.cores:  # the ring leaves the host: all its cores share the network
         link = min(link, k.network_share * machine.network / machine.cores)
     moved = _COLLECTIVES[mesh.recompute] * tokens * shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
     collectives = layers * moved / link
-    overhead = k.slot_seconds * (1 if mesh.pp == 1 else LAUNCHES)
+    overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
     return Slot(
         dense=layers * layer + head,
         attention=layers * scores,

@@ -56,3 +56,55 @@ def peak(rank: int, config: dict[str, Any], options: ParallelOptions, batch: int
         state, held.top = held.now, held.now
         engine.step(ids, ids, 1e-4)
     return engine.mesh.pp_rank, state, held.top
+
+
+SEQ_LEN, BATCH = 128, 8
+# A family, and a mesh as tests/engine/cases.py writes it: tp, pp, dp, then options, micro-batches of m samples.
+COMBINATIONS = [
+    ("llama", "111 m4"),
+    ("llama", "111 m2 full bf16"),
+    ("qwen2", "111 m1"),
+    ("qwen3", "111 m2 bf16"),
+    ("mistral", "111 m2"),
+    ("gpt_neox", "111 m2 bf16"),
+    ("gpt_neox", "111 m4 full"),
+    ("llama", "211 m2 bf16 sp"),
+    ("llama", "121 m2"),
+    ("gpt_neox", "112 m2 bf16"),
+    ("qwen2", "211 m4 full sp"),
+    ("mistral", "121 m1 full"),
+    ("llama", "221 m1 bf16 sp"),
+    ("qwen3", "212 m2"),
+    ("gpt_neox", "141 m1"),
+    ("llama", "122 m2 bf16 full"),
+]
+
+
+def model(family: str) -> dict[str, Any]:
+    """A config.json large enough that no single small tensor decides."""
+    from tests.engine.cases import config
+
+    sizes: dict[str, Any] = {"hidden_size": 192, "num_attention_heads": 8, "intermediate_size": 480, "vocab_size": 1024}
+    if family != "gpt_neox":
+        sizes |= {"num_key_value_heads": 4, "head_dim": 24}
+    if family == "mistral":
+        sizes["sliding_window"] = 32
+    return config(family, **sizes)
+
+
+def compare(family: str, text: str, worlds: dict[int, Any]) -> list[tuple[int, int, float]]:
+    """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
+    from smtrain.model.families import ModelShape
+    from smtrain.planner.memory import core_memory
+    from smtrain.planner.setup import Machine, Mesh, Work
+    from tests.engine.cases import mesh
+
+    o, described = mesh(text), model(family)
+    size = o.tp * o.pp * o.dp
+    measured = worlds[size].run(peak, described, o, BATCH // o.dp, SEQ_LEN)
+    work = Work(ModelShape.from_config(described), SEQ_LEN, BATCH, o.precision)
+    machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=False)
+    cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel)
+    return [
+        (s, max(top for p, _, top in measured if p == s), core_memory(work, machine, cut, s).total) for s in range(o.pp)
+    ]

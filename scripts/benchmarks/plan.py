@@ -1,0 +1,58 @@
+"""How long and how much memory it takes to plan 70B over every mesh of 1 to 64 instances of all types, on one core.
+
+Measured from outside: a fresh interpreter from its start to its end, its peak resident memory as the kernel counts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import smtrain
+from smtrain.facts import table
+types = [t for t, row in table("instances")["instances"].items() if "core_gib" in row]
+plan = smtrain.plan(
+    model="llama-3-70b", machines=[(t, n) for t in types for n in range(1, 65)],
+    train={"global_batch_size": 1024, "seq_len": 8192}, compute={"region": "us-east-1"},
+)
+assert plan.fits and len(plan.choices) == 5
+"""
+
+
+def main() -> None:
+    """Measure and print the median of some rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    core = {min(os.sched_getaffinity(0))}
+    os.sched_setaffinity(0, core)
+    walls, cpus = [], []
+    for _ in range(options.rounds + 1):
+        before, began = used(), time.perf_counter()
+        subprocess.run([sys.executable, "-c", CODE], check=True, cwd=ROOT)
+        walls.append(time.perf_counter() - began)
+        cpus.append(used() - before)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    # The first round fills the page cache.
+    result = {"wall_s": round(median(walls[1:]), 3), "cpu_s": round(median(cpus[1:]), 3), "peak_mib": round(peak, 1)}
+    print(json.dumps(result) if options.json else "\n".join(f"{name:9} {value}" for name, value in result.items()))
+
+
+def used() -> float:
+    """Processor seconds of all children so far: what the wall would show on a core that nobody else uses."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()

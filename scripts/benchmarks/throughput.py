@@ -1,0 +1,160 @@
+"""Each published run predicted from the others: errors by model, and how many fall inside the stated interval.
+
+`--rows FILE` predicts the runs of a CSV with the columns of our collection (id, model, stack, stack_version, instances,
+tp, pp, global_batch, seq_len, seq_per_s, ...) with the shipped coefficients; rows that were fitted are left out.
+`--docs` writes docs/planner-throughput.{md,svg}; `--write` refits the coefficients in facts/throughput.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+from collections import defaultdict
+from dataclasses import fields
+from math import exp
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from smtrain.facts import table  # noqa: E402
+from smtrain.planner.calibration import (  # noqa: E402
+    Left,
+    Run,
+    fit,
+    half_width,
+    leave_one_out,
+    nearest,
+    predicted,
+    published,
+    residual,
+)
+from smtrain.planner.throughput import Coefficients  # noqa: E402
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rows", type=Path, help="CSV of further runs")
+    parser.add_argument("--docs", action="store_true", help="write the table and the picture")
+    parser.add_argument("--write", action="store_true", help="refit facts/throughput.toml")
+    options = parser.parse_args()
+    if options.write:
+        refit(ROOT / "smtrain/facts/throughput.toml")
+        return
+    left = from_csv(options.rows) if options.rows else leave_one_out()
+    if not left:
+        sys.exit("no run to predict")
+    if options.docs:
+        document(left)
+    families = defaultdict(list)
+    for one in left:
+        families[one.run.model].append(abs(one.error))
+    result = {
+        "runs": len(left),
+        "median_error": round(median(abs(one.error) for one in left), 4),
+        "worst_family": round(max(median(errors) for errors in families.values()), 4),
+        "worst_run": round(max(abs(one.error) for one in left), 4),
+        "inside": round(sum(one.inside for one in left) / len(left), 4),
+    }
+    if not options.rows:
+        apart = leave_one_out(by="model")
+        result["median_error_leaving_out_its_model"] = round(median(abs(one.error) for one in apart), 4)
+    if options.json:
+        print(json.dumps(result))
+        return
+    print("\n".join(rows_of(left)))
+    for name, value in result.items():
+        print(f"{name:36} {value}")
+
+
+def from_csv(file: Path) -> list[Left]:
+    """Runs of a CSV that no coefficient was fitted to."""
+    known = {row["id"] for row in table("throughput")["runs"]}
+    k, spread = Coefficients.fitted(), table("throughput")["coefficients"]["residual"]
+    out = []
+    for row in csv.DictReader(file.open()):
+        if row["accelerator"].startswith("Trainium1") and row["id"] not in known:
+            run = Run.of(as_run(row))
+            near = nearest(run.work, run.machine, run.mesh)
+            out.append(Left(run, predicted(run, k), half_width(spread, near)))
+    return out
+
+
+def as_run(row: dict[str, str]) -> dict[str, Any]:
+    """A row of the collection as facts/throughput.toml has it; what it leaves out is what the stack's scripts set."""
+    model = row["model"].lower().replace(" ", "-").replace("llama2", "llama-2")
+    stack = "nxd" if "distributed" in row["stack"] else "nemo" if "nemo" in row["stack"] else "megatron"
+    release = re.search(r"2\.(\d+)", row["stack_version"])
+    selective = stack == "nxd" or model in ("gpt3-23b", "gpt3-175b")
+    return {
+        "id": row["id"], "model": model, "stack": stack, "release": int(release[1]) if release else 15,
+        "instances": int(row["instances"]), "tp": int(row["tp"]), "pp": int(row["pp"]),
+        "micro_batch": int(row["micro_batch"] or (2 if model.startswith("pythia") else 1)),
+        "global_batch": int(row["global_batch"]),
+        "seq_len": int(row["seq_len"] or (4096 if model.startswith("llama-2") else 2048)),
+        "recompute": "selective" if selective else "full", "sequences_per_s": float(row["seq_per_s"]),
+    }  # fmt: skip
+
+
+def rows_of(left: list[Left]) -> list[str]:
+    """The table, in Markdown."""
+    lines = [
+        "| run | model | cut | instances | batch x length | published seq/s | predicted | error | 90 % interval |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in left:
+        r, low, high = one.run, one.predicted * exp(-one.half_width), one.predicted * exp(one.half_width)
+        lines.append(
+            f"| {r.id} | {r.model} | tp {r.mesh.tp} pp {r.mesh.pp} {r.mesh.recompute} | {r.machine.count} "
+            f"| {r.work.global_batch} x {r.work.seq_len} | {r.sequences_per_s:g} | {one.predicted:.4g} "
+            f"| {one.error:+.1%} | {low:.3g} to {high:.3g}{'' if one.inside else ' (outside)'} |"
+        )
+    return lines
+
+
+def document(left: list[Left]) -> None:
+    """docs/planner-throughput.md and its picture."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "smtrain"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 5.2))
+    for model in dict.fromkeys(one.run.model for one in left):
+        mine = [one for one in left if one.run.model == model]
+        x = [one.run.sequences_per_s for one in mine]
+        y = [one.predicted for one in mine]
+        spans = [[p - p * exp(-o.half_width) for p, o in zip(y, mine, strict=True)],
+                 [p * exp(o.half_width) - p for p, o in zip(y, mine, strict=True)]]  # fmt: skip
+        axes.errorbar(x, y, yerr=spans, fmt="o", ms=4, lw=0.8, capsize=2, label=model)
+    ends = [5, 200]
+    axes.plot(ends, ends, color="gray", lw=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="published, sequences/s", ylabel="predicted from the other runs")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs/planner-throughput.svg", metadata={"Date": None})
+    head = "# Published runs, each predicted from the others\n\nMade by `scripts/benchmarks/throughput.py --docs`.\n\n"
+    picture = "![predicted against published](planner-throughput.svg)\n\n"
+    (ROOT / "docs/planner-throughput.md").write_text(head + picture + "\n".join(rows_of(left)) + "\n")
+
+
+def refit(file: Path) -> None:
+    """Write what fits the runs best into the facts."""
+    k = fit(published())
+    values = {f.name: getattr(k, f.name) for f in fields(k)} | {"residual": residual(published(), k)}
+    text = file.read_text("utf-8")
+    for name, value in values.items():
+        text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value:.4g}", text)
+    file.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
