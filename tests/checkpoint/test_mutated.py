@@ -24,6 +24,7 @@ from smtrain.errors import SmtrainError
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 COUNT = int(os.environ.get("SMTRAIN_MUTATIONS", "400"))
+FIRST = int(os.environ.get("SMTRAIN_FIRST_MUTATION", "0"))
 CONFIG = {**LLAMA, "num_hidden_layers": 2}
 
 
@@ -171,16 +172,18 @@ MUTATIONS = [cut, flip, flip, flip, grow, remove, swap, hostile, retype, header,
 
 
 def test_a_named_error_or_the_same_weights(sources: dict[str, Path], tmp_path: Path) -> None:
-    rng = random.Random(4)
     original = random_weights(CONFIG)
     canary, work, out = tmp_path / "was-here", tmp_path / "work", tmp_path / "out"
     tally: Counter[str] = Counter()
-    for n in range(COUNT):
+    for n in range(FIRST, FIRST + COUNT):
+        rng = random.Random(n)
         kind = rng.choice(sorted(sources))
         mutate = rng.choice(MUTATIONS)
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(sources[kind], work / "source")
         files = sorted(p for p in work.rglob("*") if p.is_file() and p.stat().st_size)
+        if kind == "foreign":  # nothing vouches for a config.json that describes another model of the same shapes
+            files = [p for p in files if p.name != "config.json"]
         path = rng.choice(files)
         mutate(path, rng, canary)
         told = f"{n}: {kind}, {mutate.__name__} of {path.relative_to(work)}"
