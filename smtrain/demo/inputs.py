@@ -54,6 +54,11 @@ def materialise(uri: str) -> Path:
     return folder
 
 
+def described() -> dict[str, Any]:
+    """What the demo model's config.json says of its shape."""
+    return {"model_type": "llama", **LLAMA}
+
+
 def _write_text(folder: Path) -> None:
     """One JSON line per source file of the standard library, its tests left out."""
     library = Path(sysconfig.get_paths()["stdlib"])

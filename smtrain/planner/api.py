@@ -12,6 +12,7 @@ from typing import Any, Literal
 from smtrain.config import JobConfig, load_config
 from smtrain.config.load import Source
 from smtrain.config.units import spell
+from smtrain.demo import inputs as demo
 from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.model.families import ModelShape
@@ -220,6 +221,8 @@ def _resolve(
     file = Path(config.model.path) / "config.json"
     if "://" not in config.model.path:
         return config, ModelShape.from_config(json.loads(file.read_text("utf-8")))
+    if config.model.path == demo.MODEL:
+        return config, ModelShape.from_config(demo.described())
     shape = named_shape(config.model.path)
     if shape is None:
         raise ConfigError(
