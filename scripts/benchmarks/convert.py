@@ -2,7 +2,7 @@
 
 A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
 every round: cp -r of the source, our conversion to NxD and back, and the same two written straightforwardly with torch.
-Wall times are medians and of whole processes, Python's start and torch's import (`start_s`) included; memory is the peak
+Wall times are medians of whole processes, Python and the import of torch (`start_s`) included; memory is the peak
 RssAnon of the converting process (pages of files do not count). Every conversion reads each byte of its source once,
 and once more to check its crc32 where there is one. Dirty pages are flushed before every measurement, so that no run
 pays for those of another. Of the other sizes only the peak of memory is taken.
