@@ -24,13 +24,17 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request as JSON and send nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
     again: options.Again = False,
+    yes: options.Yes = False,
 ) -> None:
     """Start one stage of a config and follow it."""
+    from smtrain.cli.before import planned
     from smtrain.config import load_config
     from smtrain.job.run import launch as launch_stage
 
     where = options.name_of(target)
     loaded = load_config(config, set_=set_ or ())
+    if stage.value == "train":
+        loaded = planned(loaded, where, ask=not (yes or dry_run), show=not dry_run)
     if dry_run:
         print_requests(loaded, [stage.value], where)
         return

@@ -36,6 +36,7 @@ To = Annotated[
     Optional[TargetOption],  # noqa: UP045
     typer.Option("--target", help="Overrides the config's target.", show_default=False),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever it costs.")]
 At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="Where the job is.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
 Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]

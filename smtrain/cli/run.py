@@ -20,18 +20,20 @@ def run(
     set_: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests as JSON and send nothing.")] = False,
     again: options.Again = False,
+    yes: options.Yes = False,
     download: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Copy the exported model into this folder at the end.", show_default=False),
     ] = None,
 ) -> None:
     """Take a config through all its stages; stages that are done are skipped, so it is safe to run twice."""
+    from smtrain.cli.before import planned
     from smtrain.config import load_config
     from smtrain.job.run import run as run_all
     from smtrain.job.stages import stages_of
 
     where = options.name_of(target)
-    loaded = load_config(config, set_=set_ or ())
+    loaded = planned(load_config(config, set_=set_ or ()), where, ask=not (yes or dry_run), show=not dry_run)
     if dry_run:
         print_requests(loaded, stages_of(loaded), where)
         return

@@ -122,6 +122,8 @@ class Compute(Section):
     """Spot machines for the train stage."""
     max_wait: Seconds | None = None
     """With spot: longest time in all, waiting included; default: twice max_run."""
+    price_limit: float | None = Field(None, ge=0)
+    """Dollars above which starting a run on AWS asks first, by its plan; default: never."""
     image: str | None = None
     """Container image URI; default: the newest Neuron training image of the region."""
     role: str | None = None

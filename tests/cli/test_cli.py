@@ -16,10 +16,18 @@ from smtrain.cli import COMMANDS
 
 SURFACE = {
     "plan": {
-        "--set", "--model", "--machines", "--budget", "--deadline", "--rank", "--best", "--prices", "--json",
-    },  # fmt: skip
-    "run": {"--target", "--set", "--dry-run", "--again", "--download"},
-    "launch": {"--stage", "--target", "--set", "--dry-run", "--wait", "--detach", "--again"},
+        "--set",
+        "--model",
+        "--machines",
+        "--budget",
+        "--deadline",
+        "--rank",
+        "--best",
+        "--prices",
+        "--json",
+    },
+    "run": {"--yes", "-y", "--target", "--set", "--dry-run", "--again", "--download"},
+    "launch": {"--yes", "-y", "--stage", "--target", "--set", "--dry-run", "--wait", "--detach", "--again"},
     "list": {"--target", "--name", "--limit"},
     "status": {"--target"},
     "logs": {"--target", "--follow", "-f", "--host", "--grep"},

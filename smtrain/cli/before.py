@@ -1,0 +1,44 @@
+"""Before a job is paid for: its plan on one screen, a question above the price limit, and the plan as the job's tag."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from smtrain.config import JobConfig
+from smtrain.errors import ConfigError, JobError
+from smtrain.job.target import TargetName
+from smtrain.planner import ticket
+
+
+def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bool = True) -> JobConfig:
+    """The config with its plan among the tags, for jobs that AWS would bill; any other comes back as it is.
+
+    With `ask`, raises `JobError` where the plan passes `compute.price_limit`, or a limit is set and no price can be
+    told, and nobody at the terminal agrees.
+    """
+    if (target or config.target) != "aws":
+        return config
+    from smtrain.planner.api import plan as make
+
+    limit = config.compute.price_limit
+    try:
+        plan = make(config)
+    except ConfigError as error:
+        if show:
+            print(f"no plan: {error}", file=sys.stderr)
+        plan = None
+    if plan and show:
+        print(plan)
+    dollars = plan.dollars if plan and plan.fits else None
+    if ask and limit is not None and (dollars is None or dollars > limit):
+        price = f"${dollars:,.2f}" if dollars is not None else "an unknown price"
+        question = f"{price}, above compute.price_limit = ${limit:,.2f}"
+        if not sys.stdin.isatty():
+            raise JobError(f"this run costs {question}: raise the limit, or agree with -y")
+        if not typer.confirm(f"This run costs {question}. Start it?"):
+            raise JobError("not started")
+    if plan is None:
+        return config
+    return config.model_copy(update={"tags": {**config.tags, ticket.TAG: ticket.write(plan)}})
