@@ -40,6 +40,8 @@ def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sec
     faults: list[str] = []
     for text in set_:
         faults += _assign(raw, text)
+    if raw.get("parallel") == "auto":
+        raw["parallel"] = _chosen(raw, faults)
     config, removed, more = _validate(raw)
     faults += more
     if config is not None:
@@ -49,6 +51,20 @@ def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sec
     if faults or config is None:
         raise ConfigError(faults)
     return config
+
+
+def _chosen(raw: dict[str, Any], faults: list[str]) -> dict[str, Any]:
+    """The planner's mesh for everything else that the config says; whatever is wrong with that is told elsewhere."""
+    config, removed, _ = _validate({key: value for key, value in raw.items() if key != "parallel"})
+    if config is None or removed:
+        return {}
+    from smtrain.planner.auto import choose
+
+    try:
+        return choose(config)
+    except ConfigError as error:
+        faults += error.faults
+        return {}
 
 
 def _read(source: Source | None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from smtrain.config import JobConfig, load_config
 from smtrain.config.load import Source
 from smtrain.config.units import spell
-from smtrain.demo import inputs as demo
 from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.model.families import ModelShape
@@ -108,8 +107,7 @@ def plan(
     """
     config, shape = _resolve(source, model, set_, sections)
     known = Prices(prices or _own_prices())
-    recompute, again = _ENGINES[config.train.engine]
-    work = Work(shape, config.train.seq_len, config.train.global_batch_size, config.train.precision, True, again)
+    work, recompute = work_of(config, shape)
     own = Machine.of(config.compute.instance_type, config.compute.instance_count, config.processes_per_instance)
     mesh = Mesh(
         config.parallel.tp, config.parallel.pp, config.dp, config.parallel.micro_batch_size,
@@ -218,11 +216,29 @@ def _resolve(
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
     config = load_config(source, set_=set_, **sections)
-    file = Path(config.model.path) / "config.json"
+    return config, shape_of(config)
+
+
+def work_of(config: JobConfig, shape: ModelShape) -> tuple[Work, tuple[Recompute, ...]]:
+    """What a config trains, and which recomputations its engine knows."""
+    recompute, again = _ENGINES[config.train.engine]
+    train = config.train
+    return Work(shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again), recompute
+
+
+def shape_of(config: JobConfig) -> ModelShape:
+    """The shape of a config's model: from its folder, or by name for what lies elsewhere. Raises `ConfigError`."""
     if "://" not in config.model.path:
-        return config, ModelShape.from_config(json.loads(file.read_text("utf-8")))
-    if config.model.path == demo.MODEL:
-        return config, ModelShape.from_config(demo.described())
+        file = Path(config.model.path) / "config.json"
+        try:
+            return ModelShape.from_config(json.loads(file.read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            raise ConfigError([f"model.path: {file} cannot be read ({error})"]) from None
+    if config.model.path.startswith("demo://"):
+        from smtrain.demo import inputs as demo
+
+        if config.model.path == demo.MODEL:
+            return ModelShape.from_config(demo.described())
     shape = named_shape(config.model.path)
     if shape is None:
         raise ConfigError(
@@ -231,7 +247,7 @@ def _resolve(
                 f"has its config.json, or one of {', '.join(table('models')['models'])}"
             ]
         )
-    return config, shape
+    return shape
 
 
 def _own_prices() -> Path | None:
