@@ -94,9 +94,34 @@ class Manifest:
         if version != VERSION:
             raise CheckpointError(f"{path} has format version {version}, this smtrain reads {VERSION}: update smtrain")
         try:
-            return cls(**data)
+            found = cls(**data)
         except TypeError as error:
             raise CheckpointError(f"{path} is not complete ({error}): take another checkpoint") from None
+        if damage := found._damage():
+            raise CheckpointError(f"{path} is damaged ({damage}): take another checkpoint")
+        return found
+
+    def _damage(self) -> str | None:
+        """Which field is not what `to_json` writes."""
+
+        def numbers(values: Any) -> bool:
+            return all(type(n) is int and n >= 0 for n in values)
+
+        rightly = {
+            "step": numbers([self.step, self.optimizer_steps]),
+            "topology": isinstance(self.topology, dict)
+            and set(self.topology) == {"tp", "pp", "dp"}
+            and numbers(self.topology.values())
+            and 0 not in self.topology.values(),
+            "precision": self.precision in ("bf16", "fp32"),
+            "config": isinstance(self.config, dict),
+            "shard": isinstance(self.shard, list) and numbers(self.shard),
+            "files": isinstance(self.files, dict)
+            and all(isinstance(f, dict) and {"size", "sha256"} <= set(f) for f in self.files.values()),
+            "state": isinstance(self.state, dict),
+            "root": isinstance(self.root, str),
+        }
+        return next((name for name, right in rightly.items() if not right), None)
 
 
 def step_folder(folder: Path, step: int) -> Path:

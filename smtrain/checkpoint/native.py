@@ -90,6 +90,7 @@ class _Files:
         self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
         self.layout = Layout(ModelShape.from_config(self.manifest.config), self.tp, self.pp)
+        self.dtype = torch.bfloat16 if self.manifest.precision == "bf16" else torch.float32
         self._open: dict[str, dict[str, Slab]] = {}
 
     def slab(self, file: str, name: str) -> Slab:
@@ -106,8 +107,8 @@ class _Files:
 
         def local(tp: int, part: Window) -> torch.Tensor:
             slab = self.slab(model_file(tp, pp), name)
-            if slab.shape != self.layout.local_shape(name, tp):
-                raise CheckpointError(f"{slab.place}/{slab.file}: {name} has another shape than config.json says")
+            if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
+                raise CheckpointError(f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says")
             return slab.window(part)
 
         return _assemble(self.layout, name, window, local)
@@ -170,7 +171,7 @@ class NativeSource(WeightSource):
         return self._files.layout.spec(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return torch.bfloat16 if self._files.manifest.precision == "bf16" else torch.float32
+        return self._files.dtype
 
     def check(self, name: str) -> None:
         files = self._files
@@ -182,6 +183,8 @@ class NativeSource(WeightSource):
                     continue
                 self._checked.add(path)
             assert folder is not None
+            if path not in self.manifest.files:
+                raise CheckpointError(f"{folder}/{NAME} lists no {path}: take another checkpoint")
             check_hash(folder, path, self.manifest.files[path])
 
     def window(self, name: str, bounds: Bounds) -> torch.Tensor:
