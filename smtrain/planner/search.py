@@ -12,6 +12,7 @@ from smtrain.planner.throughput import Coefficients, exchange_time, slot_time, s
 
 MICRO_BATCHES = (1, 2, 4, 8)
 BUBBLE = 0.2  # a larger share of a step spent waiting is called unwise
+ROOM = 0.95  # of a core's memory that the search fills: formulas are a few percent off, the runtime is a guess
 SLOWER = 1.25  # so much slower than the best mesh of the same machines is called unwise
 
 
@@ -119,7 +120,7 @@ class _Ways:
             mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp))
             if mesh not in self._needs:
                 self._needs[mesh] = self._need(mesh)
-            if (need := self._needs[mesh]) <= machine.core_bytes:
+            if (need := self._needs[mesh]) <= ROOM * machine.core_bytes:
                 return mesh, seconds, need
             too_big[r] = m
         return None
@@ -129,7 +130,7 @@ class _Ways:
         need = 0.0
         for stage in telling_stages(self._work, mesh):
             need = max(need, core_memory(self._work, self._machine, mesh, stage).total)
-            if need > self._machine.core_bytes:
+            if need > ROOM * self._machine.core_bytes:
                 break
         return need
 
@@ -172,6 +173,9 @@ def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
 def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> Iterator[str]:
     """Why a mesh that runs is unwise, each with a number."""
     step = step_time(work, machine, mesh)
+    need = worst_core(work, machine, mesh)[1].total
+    if ROOM * machine.core_bytes < need <= machine.core_bytes:
+        yield f"tight: {need / machine.core_bytes:.1%} of a core's memory is planned for"
     if mesh.tp > machine.cores:
         yield (
             f"unwise: tensor parallelism over {mesh.tp} cores leaves the host, which has {machine.cores}; its "
