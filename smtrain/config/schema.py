@@ -178,6 +178,11 @@ class Network(Section):
     """No network for the container beyond the cluster."""
 
 
+def _or_auto(schema: dict[str, Any]) -> None:
+    """In a file `parallel` may also be the word auto; loading puts the planner's mesh in its place."""
+    schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "auto"}]
+
+
 class JobConfig(Section):
     """A run from text to a trained model: every stage reads the part that concerns it."""
 
@@ -187,7 +192,7 @@ class JobConfig(Section):
     """Where jobs go unless the call says otherwise."""
     model: Model
     data: Data = Data()
-    parallel: Parallel = Parallel()
+    parallel: Parallel = Field(Parallel(), json_schema_extra=_or_auto)
     train: Train = Train()
     compute: Compute = Compute()
     checkpoint: Checkpoint = Checkpoint()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -114,6 +115,16 @@ def test_schema_knows_every_key_with_a_description() -> None:
     for name, section in schema["$defs"].items():
         for key, told in section["properties"].items():
             assert told.get("description"), f"{name}.{key} has no description"
+
+
+def test_an_editor_that_goes_by_the_schema_agrees_with_the_loader(raw: dict[str, Any]) -> None:
+    schema = json.loads(smtrain("config", "schema").stdout)
+    check = jsonschema.Draft202012Validator(schema)
+    assert check.is_valid(raw)
+    assert check.is_valid({**raw, "parallel": "auto"})
+    assert check.is_valid({**raw, "compute": {"max_run": "2h30m"}})
+    assert not check.is_valid({**raw, "parallel": "automatic"})
+    assert not check.is_valid({**raw, "train": {"lrr": 1}})
 
 
 def test_show_prints_a_config_that_reads_back_the_same(config: Path, tmp_path: Path) -> None:
