@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _PARTS = re.compile(r"(\d+)\s*([smhd])")
@@ -26,7 +26,8 @@ def seconds(value: Any) -> Any:
 Seconds = Annotated[
     int,
     BeforeValidator(seconds),
-    Field(ge=0, json_schema_extra={"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+    Field(ge=0),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
 ]
 
 
