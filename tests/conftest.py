@@ -75,25 +75,16 @@ def local_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def trained_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny Llama with weights and a tokenizer, and text for it: enough for a whole run."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from smtrain.demo.inputs import save_tokenizer
 
     root = tmp_path_factory.mktemp("inputs")
     (root / "text").mkdir()
     sentences = [f"the {a} {b} number {i}: {i * 7 % 13} {a} {b}.\n" for i in range(300) for a, b in [("red", "fox")]]
     documents = ["".join(sentences[i : i + 10]) for i in range(0, len(sentences), 10)]
     (root / "text/a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=["<end>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(root / "model")
+    save_tokenizer(documents, root / "model", vocabulary=512, end="<end>")
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "torch_dtype"})).save_pretrained(
         root / "model"

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +73,31 @@ def _write_text(folder: Path) -> None:
 def _write_model(folder: Path) -> None:
     """A byte-level BPE tokenizer trained on the text, and a Llama with random weights."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
+
+    with (materialise(TEXT) / "python-stdlib.jsonl").open(encoding="utf-8") as lines:
+        save_tokenizer((json.loads(line)["text"] for line in lines), folder, vocabulary=VOCABULARY, end=END)
+    quiet: Any = logging.disable_progress_bar
+    quiet()
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder)
+
+
+def save_tokenizer(documents: Iterable[str], folder: Path, *, vocabulary: int, end: str) -> None:
+    """Train a byte-level BPE on `documents` and save it as transformers does; `end` (id 0) ends a document."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[END],
+        vocab_size=vocabulary,
+        special_tokens=[end],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    with (materialise(TEXT) / "python-stdlib.jsonl").open(encoding="utf-8") as lines:
-        tokenizer.train_from_iterator((json.loads(line)["text"] for line in lines), trainer)
+    tokenizer.train_from_iterator(documents, trainer)
     wrapped: Any = PreTrainedTokenizerFast  # transformers has no types here
-    wrapped(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
-    quiet: Any = logging.disable_progress_bar
-    quiet()
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder)
+    wrapped(tokenizer_object=tokenizer, eos_token=end, bos_token=end).save_pretrained(folder)

@@ -39,6 +39,16 @@ class Job:
         job.known_status, job.summary = row["TrainingJobStatus"], row
         return job
 
+    @property
+    def known_done(self) -> bool:
+        """Completed, when last asked."""
+        return self.known_status == "Completed"
+
+    @property
+    def known_running(self) -> bool:
+        """Neither ended nor never asked, when last asked."""
+        return self.known_status is not None and self.known_status not in ENDED
+
     def __repr__(self) -> str:
         return f"<smtrain.Job {self.name} on {self.target.name}: {self.known_status or 'not asked yet'}>"
 

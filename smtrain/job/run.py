@@ -103,7 +103,7 @@ def launch(
     job = _submit(chain, plan, say)
     if wait:
         job.follow(say=say)
-        if job.known_status in ("Completed", "Failed", "Stopped"):
+        if not job.known_running:
             job.check()
     return job
 

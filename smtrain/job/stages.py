@@ -15,8 +15,6 @@ from smtrain.job.inputs import Resolved, Upload, resolve
 from smtrain.job.request import checkpoint_uri, create_training_job, output_uri
 from smtrain.job.target import Target
 
-ENDED_WELL = "Completed"
-
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -32,11 +30,11 @@ class StagePlan:
 
     @property
     def done(self) -> Job | None:
-        return next((job for job in self.earlier if job.known_status == ENDED_WELL), None)
+        return next((job for job in self.earlier if job.known_done), None)
 
     @property
     def running(self) -> Job | None:
-        return next((job for job in self.earlier if job.known_status in ("InProgress", "Stopping")), None)
+        return next((job for job in self.earlier if job.known_running), None)
 
 
 def stages_of(config: JobConfig) -> list[Stage]:
@@ -102,7 +100,7 @@ class Chain:
         base = self.base_name(stage)
         if not self.look:
             return output_uri(self.config, base)
-        done = next((job for job in self._attempts(base) if job.known_status == ENDED_WELL), None)
+        done = next((job for job in self._attempts(base) if job.known_done), None)
         return output_uri(self.config, done.name) if done else None
 
     @property
@@ -113,7 +111,7 @@ class Chain:
     def writer(self) -> Job | None:
         """A job that writes this run's checkpoints right now."""
         jobs = list_jobs(self.target, name_contains=f"{self.config.name}-train-", limit=100)
-        return next((job for job in jobs if job.known_status in ("InProgress", "Stopping")), None)
+        return next((job for job in jobs if job.known_running), None)
 
     def _inputs(self, stage: Stage) -> dict[str, str]:
         model = self.config.model.path
