@@ -13,6 +13,7 @@ from smtrain.config import JobConfig, Stage, load_config
 from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.errors import JobError
+from smtrain.job.create import create
 from smtrain.job.handle import Job
 from smtrain.job.inputs import upload_all
 from smtrain.job.logs import Line, step_records
@@ -166,7 +167,7 @@ def _submit(chain: Chain, plan: StagePlan, say: Say) -> Job:
     upload_all(target, list(plan.uploads), say)
     name = plan.request["TrainingJobName"]
     try:
-        target.sagemaker.create_training_job(**plan.request)
+        create(target, plan.request, chain.config)
     except (ClientError, ParamValidationError) as error:
         raise JobError(f"{name} was refused: {error}") from None
     job = Job(name, target)

@@ -1,0 +1,17 @@
+"""The one place where a CreateTrainingJob request leaves this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smtrain.config import JobConfig
+from smtrain.job.target import Target
+
+
+def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
+    """Send the request once.
+
+    Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or
+    quota error from a fault of the request.
+    """
+    target.sagemaker.create_training_job(**request)
