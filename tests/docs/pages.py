@@ -1,0 +1,63 @@
+"""What of a page can be run: ```console and ```python blocks, in the order in which they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ("console", "python")
+SHOWN = ("text", "yaml", "json", "toml", "")  # every other tag would be a thing to run that nobody runs
+_FENCE = re.compile(r"^```(\S*)$")
+_EXITS = re.compile(r"  # exits (\d+)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its tag, its first line's number in the page, its text."""
+
+    tag: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line behind `$ `, and the exit status that the page promises."""
+
+    line: int
+    text: str
+    status: int
+
+
+def pages() -> list[Path]:
+    return sorted((ROOT / "docs").rglob("*.md"))
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    tag, start, held = None, 0, []
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        fence = _FENCE.match(line)
+        if tag is None and fence:
+            tag, start, held = fence[1], number + 1, []
+        elif tag is not None and line == "```":
+            yield Block(tag, start, "\n".join(held))
+            tag = None
+        elif tag is not None:
+            held.append(line)
+    assert tag is None, f"{page.name}: the block of line {start} has no end"
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """The commands of a console block; a line that ends in a backslash goes on in the next."""
+    lines = iter(enumerate(block.text.splitlines(), block.line))
+    for number, line in lines:
+        if not line.startswith("$ "):
+            continue
+        text = line.removeprefix("$ ")
+        while text.endswith("\\"):
+            text = f"{text[:-1].rstrip()} {next(lines)[1].lstrip()}"
+        promised = _EXITS.search(text)
+        yield Command(number, _EXITS.sub("", text), int(promised[1]) if promised else 0)

@@ -1,0 +1,65 @@
+"""Every command and every line of Python in the docs does what its page says, on the local control plane."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import smtrain
+from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 120  # seconds for one command
+
+
+@pytest.fixture(scope="session")
+def llama(local_home: Path) -> smtrain.Run:
+    """The run that the pages speak of, through all its stages."""
+    return smtrain.run(ROOT / "docs/llama.yaml", say=lambda _: None)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
+    assert {block.tag for block in blocks(page)} <= {*RUN, *SHOWN}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if any(block.tag in RUN for block in blocks(page))], ids=lambda page: page.stem
+)
+def test_a_page_does_what_it_says(
+    page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(ROOT / "docs/llama.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    job = llama.job("train")
+    words = {"JOB": job.name, "PREPARE_JOB": llama.job("prepare").name}
+    names = {"smtrain": smtrain, "job": job}
+    for block in blocks(page):
+        if block.tag == "python":
+            # Line numbers of a traceback are those of the page.
+            exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), names)
+        elif block.tag == "console":
+            run_all(page, block, words)
+
+
+def run_all(page: Path, block: Block, words: dict[str, str]) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    for command in commands(block):
+        text = re.sub(r"\b(JOB|PREPARE_JOB)\b", lambda word: words[word[0]], command.text)
+        done = subprocess.run(
+            ["bash", "-c", text], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == command.status, (
+            f"{page.name}:{command.line}: `{text}` left with {done.returncode}, not {command.status}\n"
+            f"{done.stdout}{done.stderr}"
+        )

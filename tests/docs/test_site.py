@@ -1,0 +1,35 @@
+"""The docs build as a site, without a warning, and every page is found from its navigation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.docs.pages import ROOT, pages
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "mkdocs.yml"), "-d", str(site)],
+        capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    assert built.stderr == ""
+    assert (site / "index.html").is_file()
+    assert (site / "planner/index.html").is_file()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def files(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [file for part in (entry.values() if isinstance(entry, dict) else entry) for file in files(part)]
+
+    listed = files(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+    assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages())
