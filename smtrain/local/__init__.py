@@ -2,6 +2,7 @@
 
     endpoint = ensure_running()
     sagemaker = endpoint.session().client("sagemaker")
+    plane().faults(throttle=0.3)      # what can be made to go wrong: smtrain/local/switches.py
 
 Only the client part lives here; moto and the executor are imported by the server process alone
 (`python -m smtrain.local.serve`).
@@ -13,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from smtrain.local.endpoint import Endpoint, ensure_running, running, shut_down
+    from smtrain.local.switches import Plane, plane
 
-__all__ = ["Endpoint", "ensure_running", "running", "shut_down"]
+_MODULES = {
+    "Endpoint": "endpoint", "ensure_running": "endpoint", "running": "endpoint", "shut_down": "endpoint",
+    "Plane": "switches", "plane": "switches",
+}  # fmt: skip
+__all__ = ["Endpoint", "Plane", "ensure_running", "plane", "running", "shut_down"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from smtrain.local import endpoint
+    if name in _MODULES:
+        from importlib import import_module
 
-        return getattr(endpoint, name)
+        return getattr(import_module(f"smtrain.local.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,7 @@ REGION = "us-east-1"
 BUCKET = "smtrain-local"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/smtrain-local"
 READY_PATH = "/smtrain/ready"
+CONTROL_PATH = "/smtrain/control/"
 START_SECONDS = 60.0
 IDLE_EXIT_SECONDS = 4 * 3600
 

@@ -12,13 +12,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from botocore.config import Config
+
 from smtrain.local import artifacts, channels
 from smtrain.local.api import arn_of
 from smtrain.local.channels import Channel, InputError
 from smtrain.local.endpoint import Endpoint, state_folder
+from smtrain.local.faults import OWN_CLIENT
 from smtrain.local.hosts import Event, Host
 from smtrain.local.jobs import Job, hosts_of
 from smtrain.local.logstream import replay
+from smtrain.local.streams import forget
 from smtrain.local.sync import CheckpointSync
 
 RESTARTED = "InternalServerError: the local control plane was restarted while the job ran"
@@ -32,8 +36,9 @@ class Executor:
         self.folder = state_folder(endpoint.home) / "jobs"
         self.folder.mkdir(exist_ok=True)
         self.jobs: dict[str, Job] = {}
-        self.client = endpoint.session().client("s3")
-        self._runs: dict[str, JobRun] = {}
+        ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
+        self.client = endpoint.session().client("s3", config=Config(**ours))
+        self._runs: dict[str, Any] = {}
         self._ports: set[int] = set()
         self._lock = threading.Lock()
 
@@ -47,8 +52,8 @@ class Executor:
             shutil.rmtree(job.folder / "hosts", ignore_errors=True)
             self.jobs[job.name] = job
 
-    def submit(self, request: dict[str, Any]) -> Job | None:
-        """Start a job; None when its name is taken."""
+    def submit(self, request: dict[str, Any], life: Callable[[Job], Any] | None = None) -> Job | None:
+        """Start a job; None when its name is taken. `life` makes the thread that runs it, if it is no ordinary one."""
         name = request["TrainingJobName"]
         with self._lock:
             if name in self.jobs:
@@ -57,7 +62,7 @@ class Executor:
             job.folder.mkdir(exist_ok=True)
             job.save()
             self.jobs[name] = job
-            run = self._runs[name] = JobRun(self, job)
+            run = self._runs[name] = life(job) if life else JobRun(self, job)
         run.start()
         return job
 
@@ -77,6 +82,7 @@ class Executor:
         if not job.ended or job.name in self._runs:
             return False
         del self.jobs[job.name]
+        forget(job.name)
         shutil.rmtree(job.folder)
         return True
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from smtrain.local.channels import Channel, describe_inputs
 from smtrain.local.endpoint import REGION, Endpoint, server_environment
+from smtrain.local.faults import OWN_CLIENT
 from smtrain.local.files import within
 from smtrain.local.jobs import Job, hosts_of
 from smtrain.local.logstream import HostLog
@@ -144,7 +145,7 @@ class Host:
         spec.write_text(json.dumps({"bucket": channel.bucket, "entries": entries, "mountpoint": inside}))
         return {
             "command": [sys.executable, "-m", "smtrain.local.fastfile", str(spec)],
-            "env": {**server_environment(), **self.endpoint.environment()},
+            "env": {**server_environment(), **self.endpoint.environment(), "AWS_SDK_UA_APP_ID": OWN_CLIENT},
             "mountpoint": inside,
             "log": str(self.folder / f"fastfile-{channel.name}.log"),
         }

@@ -9,16 +9,14 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from moto.cloudwatch.models import cloudwatch_backends
-from moto.logs import models as logs
-from moto.logs.models import logs_backends
 
 from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.jobs import Job
+from smtrain.local.streams import stream_of
 
-GROUP = "/aws/sagemaker/TrainingJobs"
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 
@@ -30,7 +28,7 @@ class HostLog:
         folder = job.folder / "logs"
         folder.mkdir(exist_ok=True)
         self._file: IO[str] = open(folder / f"{name}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-        self._stream = _stream(job, name)
+        self._stream = stream_of(f"{job.name}/{name}")
         definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
         self._metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
         self._lock = threading.Lock()
@@ -43,7 +41,7 @@ class HostLog:
             self._clock = max(self._clock, int(time.time() * 1000))
             self._file.writelines(json.dumps([self._clock, line]) + "\n" for line in lines)
             self._file.flush()
-            _publish(self._stream, self._clock, lines)
+            self._stream.append([(self._clock, line) for line in lines])
             _scan(self.job, self._metrics, self._clock, lines)
             self.last_line = next((line.strip() for line in reversed(lines) if line.strip()), self.last_line)
 
@@ -68,21 +66,13 @@ class HostLog:
 
 def replay(job: Job) -> None:
     """Bring a job's streams and metric points back from its files, after a restart."""
-    logs.LogEvent.instances_tracked = _Forgetful()  # type: ignore[attr-defined]
     definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
     metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
     for path in sorted((job.folder / "logs").glob("*.jsonl")):
-        stream = _stream(job, path.stem)
+        stream = stream_of(f"{job.name}/{path.stem}")
         for stamp, lines in _batches(path):
-            _publish(stream, stamp, lines)
+            stream.append([(stamp, line) for line in lines])
             _scan(job, metrics, stamp, lines)
-
-
-class _Forgetful(list):  # type: ignore[type-arg]
-    """moto remembers every log event for ever; a server must not."""
-
-    def append(self, _: Any) -> None:
-        pass
 
 
 def _batches(path: Path) -> list[tuple[int, list[str]]]:
@@ -97,22 +87,6 @@ def _batches(path: Path) -> list[tuple[int, list[str]]]:
                 batches.append((stamp, []))
             batches[-1][1].append(line)
     return batches
-
-
-def _stream(job: Job, name: str) -> Any:
-    backend = logs_backends[ACCOUNT][REGION]
-    if GROUP not in backend.groups:
-        backend.create_log_group(GROUP, {})
-    streams = backend.groups[GROUP].streams
-    full = f"{job.name}/{name}"
-    if full not in streams:
-        backend.create_log_stream(GROUP, full)
-    return streams[full]
-
-
-def _publish(stream: Any, stamp: int, lines: list[str]) -> None:
-    # Past the backend's own put_log_events, which drops what is older than 14 days and so half of a replay.
-    stream.put_log_events([{"timestamp": stamp, "message": line} for line in lines])
 
 
 def _scan(job: Job, metrics: list[tuple[str, re.Pattern[str]]], stamp: int, lines: list[str]) -> None:

@@ -113,13 +113,17 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     )
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    from smtrain.local import api, store
+    from smtrain.local import api, logs_api, store
+    from smtrain.local.control import Control
     from smtrain.local.executor import Executor
+    from smtrain.local.faults import Faults
 
     before = _previous(state)
     access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
     secret_key = before.get("secret_key") or secrets.token_hex(20)
-    gate = Gate(DomainDispatcherApplication(create_backend_app), access_key)
+    faults = Faults(DomainDispatcherApplication(create_backend_app))
+    control = Control(faults)
+    gate = Gate(control, access_key)
     server = _bind(gate, port, before.get("url", ""))
     url = f"http://127.0.0.1:{server.server_port}"
     endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)
@@ -127,6 +131,8 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     store.install(state / "s3")
     executor = Executor(endpoint, grace=grace, namespaces=namespaces)
     api.install(executor)
+    logs_api.install()
+    control.connect(faults, executor, endpoint)
     executor.restore()
     _make_defaults()
     write_atomically(state / "aws_config", f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n")

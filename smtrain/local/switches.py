@@ -1,0 +1,131 @@
+"""What a test or a demonstration does to a running control plane: make it fail, be late, run out of machines.
+
+    plane = smtrain.local.plane()
+    plane.faults(throttle=0.3, seed=1)
+    plane.delivery(late=2.0, reorder=0.05)
+    job = plane.synthetic_job(hosts=32, lines=10_000)
+
+Every setting is of the running server and gone when it ends; `calm` ends them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import LocalError
+from smtrain.local.endpoint import CONTROL_PATH, Endpoint, ensure_running
+from smtrain.local.synthetic import line_of
+
+
+@dataclass(frozen=True)
+class SyntheticJob:
+    """A job that only writes lines, and what it writes."""
+
+    name: str
+    hosts: int
+    lines: int
+    last_words: Mapping[str, Sequence[str]]
+
+    def expected(self, host: str) -> list[str]:
+        """All lines of a host (`algo-3`), in order."""
+        rank = int(host.rpartition("-")[2]) - 1
+        return [line_of(rank, i, self.lines) for i in range(self.lines)] + list(self.last_words.get(host, ()))
+
+    def digest(self, host: str) -> str:
+        """sha256 (hex) of a host's lines, joined by newlines."""
+        return digest_of(self.expected(host))
+
+
+def digest_of(lines: Sequence[str]) -> str:
+    """sha256 (hex) of lines joined by newlines."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A running control plane and its switches. Every method raises `LocalError` for a setting that makes no sense."""
+
+    endpoint: Endpoint
+
+    def faults(
+        self, *, operations: str | Sequence[str] = "*", throttle: float = 0.0, errors: float = 0.0, drops: float = 0.0,
+        after: float = 0.0, rate: float | None = None, times: int | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        """From now on let calls of these operations (`logs:*`, `sagemaker:CreateTrainingJob`) go wrong.
+
+        `throttle`, `errors` (5xx) and `drops` (no answer) are fractions of all calls; of the failed and dropped ones
+        the fraction `after` takes effect all the same. `rate` throttles what passes so many calls a second. `times`
+        ends the rule after so many faults. Rules add up; of those that fit an operation the newest decides alone.
+        """
+        wanted = [operations] if isinstance(operations, str) else list(operations)
+        self.call(
+            "faults", operations=wanted, throttle=throttle, errors=errors, drops=drops, after=after, rate=rate,
+            times=times, seed=seed,
+        )  # fmt: skip
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By operation: calls, and how many of them were throttled, failed and dropped; since the last `calm`."""
+        told: dict[str, dict[str, int]] = self.call("faults")["counts"]
+        return told
+
+    def delivery(
+        self, *, late: float = 0.0, reorder: float = 0.0, late_streams: float = 0.0, empty_pages: float = 0.0,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        """How log events written from now on arrive, as `smtrain.local.streams.Delivery` says."""
+        self.call("delivery", late=late, reorder=reorder, late_streams=late_streams, empty_pages=empty_pages, seed=seed)
+
+    def synthetic_job(
+        self, *, hosts: int = 1, lines: int = 100, seconds: float = 0.0, name: str | None = None,
+        instance_type: str = "ml.trn1.32xlarge", end: str = "Completed", reason: str | None = None,
+        last_words: Mapping[str, Sequence[str]] | None = None,
+    ) -> SyntheticJob:  # fmt: skip
+        """Make a job without processes, each of whose hosts writes `lines` lines evenly over `seconds`.
+
+        It ends as `end` (Completed or Failed, the latter with `reason`); `last_words` are further lines by host.
+        """
+        words = {host: list(said) for host, said in (last_words or {}).items()}
+        told = self.call(
+            "synthetic", name=name or f"synthetic-{time.time_ns()}", hosts=hosts, lines=lines, seconds=seconds,
+            instance_type=instance_type, end=end, reason=reason, last_words=words,
+        )  # fmt: skip
+        return SyntheticJob(told["name"], hosts, lines, words)
+
+    def grace(self, seconds: float) -> None:
+        """Seconds between SIGTERM and SIGKILL, 120 on AWS."""
+        self.call("grace", seconds=seconds)
+
+    def calm(self) -> None:
+        """Forget every fault and every other setting; jobs and logs stay."""
+        self.call("faults", clear=True)
+        self.call("delivery")
+
+    def call(self, what: str, **asked: Any) -> dict[str, Any]:
+        """One control call over HTTP."""
+        request = urllib.request.Request(  # noqa: S310 - a URL of our own on 127.0.0.1
+            f"{self.endpoint.url}{CONTROL_PATH}{what}",
+            data=json.dumps(asked).encode(),
+            headers={"Authorization": f"SMTRAIN Credential={self.endpoint.access_key}/"},
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=300) as reply:
+                told: dict[str, Any] = json.load(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read().decode(errors="replace")
+            raise LocalError(f"the local control plane refused {what!r}: {said}") from None
+        return told
+
+
+def plane(home: Path | None = None) -> Plane:
+    """The control plane of this home, started if none runs."""
+    return Plane(ensure_running(home))
