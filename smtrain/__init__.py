@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smtrain.job.handle import Job
     from smtrain.job.run import Run, launch, request, run
     from smtrain.planner.api import Plan, plan
+    from smtrain.sdk.estimator import estimator
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _HOME = {
     "run": "smtrain.job.run",
     "Plan": "smtrain.planner.api",
     "plan": "smtrain.planner.api",
+    "estimator": "smtrain.sdk.estimator",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Run",
     "SmtrainError",
     "convert",
+    "estimator",
     "launch",
     "load_config",
     "plan",

@@ -19,6 +19,7 @@ COMMANDS = {
     "download": ("smtrain.cli.download", "Copy what a job produced into a folder."),
     "convert": ("smtrain.cli.convert", "Convert weights of any kind to NxD shards, a Hugging Face folder or our own."),
     "checkpoint": ("smtrain.cli.checkpoint", "`inspect`, `diff` or `verify` checkpoints of any kind."),
+    "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),
     "demo": ("smtrain.cli.demo", "From this machine's Python sources to a trained model that writes text."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
     "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine."),

@@ -94,6 +94,14 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if compute.spot and compute.keep_alive:
         yield {"compute.spot", "compute.keep_alive"}, "compute.keep_alive: warm pools cannot be spot; set one of both"
 
+    cache = " ".join(compute.environment.get(name, "") for name in ("NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"))
+    if "/opt/ml/checkpoints" in cache:
+        yield (
+            {"compute.environment"},
+            "compute.environment: the compile cache may not lie in /opt/ml/checkpoints, where every graph would be "
+            "synced with the checkpoints; use an s3:// URI or leave it to smtrain",
+        )
+
 
 def secret_faults(config: JobConfig) -> Iterator[Fault]:
     """Secrets written out: whoever may describe the job could read them. The value is never repeated."""

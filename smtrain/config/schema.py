@@ -122,6 +122,12 @@ class Compute(Section):
     """Spot machines for the train stage."""
     max_wait: Seconds | None = None
     """With spot: longest time in all, waiting included; default: twice max_run."""
+    retries: int | None = Field(None, ge=1, le=30)
+    """Times SageMaker itself starts the train job again after an InternalServerError; default: never."""
+    session_tag_chaining: bool = False
+    """Let the job use the session tags of whoever starts it (attribute-based access control)."""
+    sdk: Literal["auto", "v3", "v2", "boto3"] = "auto"
+    """What sends the request: SageMaker SDK v3 or v2, or boto3; `auto`: the SDK installed on AWS, boto3 locally."""
     price_limit: float | None = Field(None, ge=0)
     """Dollars above which starting a run on AWS asks first, by its plan; default: never."""
     image: str | None = None
@@ -151,7 +157,9 @@ class Output(Section):
     s3_uri: str | None = Field(None, pattern=r"^s3://.+")
     """Default: s3://<the target's default bucket>/smtrain."""
     kms_key: str | None = None
-    """KMS key of results and volumes."""
+    """KMS key of results."""
+    volume_kms_key: str | None = None
+    """KMS key of the hosts' volumes; has no meaning on types with their own NVMe disks. Default: kms_key."""
 
 
 class Generate(Section):

@@ -9,9 +9,14 @@ from smtrain.job.target import Target
 
 
 def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
-    """Send the request once.
+    """Send the request once: through the SageMaker SDK that `compute.sdk` means, else through boto3.
 
     Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or
     quota error from a fault of the request.
     """
-    target.sagemaker.create_training_job(**request)
+    from smtrain.sdk import chosen, submit
+
+    if generation := chosen(target, config):
+        submit(generation, target, request)
+    else:
+        target.sagemaker.create_training_job(**request)

@@ -12,6 +12,7 @@ from typing import Any
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.errors import ConfigError, JobError
+from smtrain.job.defaults import sagemaker_defaults, with_defaults
 from smtrain.job.target import Target
 
 Say = Callable[[str], None]
@@ -38,6 +39,8 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
 
     Raises `ConfigError` for what the target cannot know by itself (the role on AWS).
     """
+    if target.name == "aws":
+        config = with_defaults(config, sagemaker_defaults(target))
     role = config.compute.role or target.default_role()
     if not role:
         raise ConfigError(["compute.role: is needed on AWS; set the ARN of SageMaker's execution role"])

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.config import JobConfig, Stage
-from smtrain.facts import image_uri, instance
+from smtrain.facts.images import image_uri
+from smtrain.job.environment import environment
 
 # The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
 METRICS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
@@ -28,11 +29,13 @@ def create_training_job(
     `config_uri` are the prefixes of the bundle and of the stage's config file.
     """
     compute, train = config.compute, stage == "train"
+    image = compute.image or image_uri(compute.region or "", config.train.engine)
+    instance_type = compute.instance_type if train else compute.cpu_instance_type
     request: dict[str, Any] = {
         "TrainingJobName": job_name,
         "RoleArn": compute.role,
         "AlgorithmSpecification": {
-            "TrainingImage": compute.image or image_uri(compute.region or ""),
+            "TrainingImage": image,
             "TrainingInputMode": "FastFile",
             "ContainerEntrypoint": ["/bin/bash", "-c"],
             "ContainerArguments": [_START.format(stage=stage)],
@@ -48,19 +51,16 @@ def create_training_job(
         ],
         "OutputDataConfig": {"S3OutputPath": jobs_uri(config), "CompressionType": "NONE"},
         "ResourceConfig": {
-            "InstanceType": compute.instance_type if train else compute.cpu_instance_type,
+            "InstanceType": instance_type,
             "InstanceCount": compute.instance_count if train else 1,
             "VolumeSizeInGB": compute.volume_gb,
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": compute.max_run},
-        "Environment": _environment(config, stage),
+        "Environment": environment(config, stage, image),
         "Tags": [
             {"Key": key, "Value": value}
             for key, value in {**config.tags, "smtrain:run": config.name, "smtrain:stage": stage}.items()
         ],
-        "EnableNetworkIsolation": config.network.isolation,
-        "EnableInterContainerTrafficEncryption": train and config.network.encrypt_inter_container_traffic,
-        "EnableManagedSpotTraining": train and compute.spot,
         # The profiler's default hooks break Neuron jobs.
         "ProfilerConfig": {"DisableProfiler": True},
     }
@@ -71,7 +71,20 @@ def create_training_job(
         if compute.keep_alive:
             request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = compute.keep_alive
         if compute.spot:
+            request["EnableManagedSpotTraining"] = True
             request["StoppingCondition"]["MaxWaitTimeInSeconds"] = compute.max_wait or 2 * compute.max_run
+        if compute.retries:
+            request["RetryStrategy"] = {"MaximumRetryAttempts": compute.retries}
+        if config.network.encrypt_inter_container_traffic:
+            request["EnableInterContainerTrafficEncryption"] = True
+    # Switches that are off are left out, as the SDKs leave them out.
+    if config.network.isolation:
+        request["EnableNetworkIsolation"] = True
+    if compute.session_tag_chaining:
+        request["SessionChainingConfig"] = {"EnableSessionTagChaining": True}
+    volume_key = config.output.volume_kms_key or config.output.kms_key
+    if volume_key and takes_volume(instance_type):
+        request["ResourceConfig"]["VolumeKmsKeyId"] = volume_key
     if config.output.kms_key:
         request["OutputDataConfig"]["KmsKeyId"] = config.output.kms_key
     if config.network.subnets:
@@ -102,6 +115,15 @@ def output_uri(config: JobConfig, job_name: str) -> str:
     return f"{jobs_uri(config)}/{job_name}/output/model/"
 
 
+def takes_volume(instance_type: str) -> bool:
+    """Whether hosts of this type get an EBS volume, and so take its key; types with their own NVMe disks do not.
+
+    The rule is the SageMaker SDK's: a "d" in the family's name, and families known to bring disks.
+    """
+    family = instance_type.split(".")[1]
+    return "d" not in family and not family.startswith(("g5", "g6", "p5", "trn"))
+
+
 def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
@@ -114,16 +136,8 @@ def _shown(config: JobConfig, stage: Stage) -> dict[str, str]:
     parallel, train = config.parallel, config.train
     values = {
         "stage": stage, "tp": parallel.tp, "pp": parallel.pp, "dp": config.dp,
+        "processes_per_instance": config.processes_per_instance,
         "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
         "lr": train.lr, "precision": train.precision,
     }  # fmt: skip
     return {key: str(value) for key, value in values.items()}
-
-
-def _environment(config: JobConfig, stage: Stage) -> dict[str, str]:
-    environment = {"PYTHONUNBUFFERED": "1"}
-    row = instance(config.compute.instance_type)
-    if stage == "train" and row and row["efa"]:
-        # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
-        environment |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-    return environment | config.compute.environment

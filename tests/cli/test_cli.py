@@ -39,6 +39,7 @@ SURFACE = {
         *("--dtype", "--max-shard-size", "--config"),
     },
     "checkpoint": {"inspect", "diff", "verify"},
+    "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--set", "--again"},
     "config": {"schema", "show"},
     "local": {"status", "stop"},

@@ -1,0 +1,45 @@
+"""`smtrain images`: the Neuron training images that are known, and which one a region's jobs get."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from smtrain.cli import options
+from smtrain.facts import table
+from smtrain.facts.images import image_rows, image_uri
+
+app = options.app()
+
+
+class Engine(str, Enum):
+    """What an image is for."""
+
+    native = "native"
+    nxd = "nxd"
+
+
+@app.command()
+def images(
+    region: Annotated[str, typer.Option(help="Whose registry.")] = "us-west-2",
+    engine: Annotated[Engine, typer.Option(help="For which engine the image is chosen.")] = Engine.native,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """List the images, newest first. compute.image, a whole URI, always wins."""
+    uri, rows, facts = image_uri(region, engine.value), image_rows(), table("images")
+    if as_json:
+        needs = {name: row["needs"] for name, row in facts["engines"].items()}
+        print(json.dumps({"date": facts["date"], "uri": uri, "needs": needs, "images": rows}, indent=2))
+        return
+    print(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
+    for row in rows:
+        print(f"{row['tag']:46} {row['sdk']:10} {row.get('nxd', '-'):11} {' '.join(row['engines']) or '-'}")
+        if row["note"]:
+            print(f"    {row['note']}")
+    print()
+    for name, row in facts["engines"].items():
+        print(f"{name} needs {row['needs']}")
+    print(f"\n{region}, engine {engine.value}: {uri}\n(known {facts['date']}; compute.image, a whole URI, always wins)")

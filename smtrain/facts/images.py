@@ -1,0 +1,51 @@
+"""Which Neuron training image: by region, partition, Neuron SDK generation and engine (facts/images.toml, dated)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from smtrain.errors import ConfigError
+from smtrain.facts import table
+
+_SDK = re.compile(r"sdk(\d+)\.(\d+)\.(\d+)")
+
+
+def image_uri(region: str, engine: str = "native", tag: str | None = None) -> str:
+    """URI of the newest training image known to ship what `engine` needs, in the registry of `region`.
+
+    For an engine that no tag of the table is known to serve, the newest tag of all. Raises `ConfigError` for a region
+    whose registry account is not known.
+    """
+    images = table("images")
+    account = images["accounts"].get(region, images["default_account"])
+    if region not in images["accounts"] and region not in images["default_regions"]:
+        raise ConfigError([f"compute.region: no Neuron image registry is known for {region!r}; set compute.image"])
+    suffix = next((s for prefix, s in images["suffixes"].items() if region.startswith(prefix)), "amazonaws.com")
+    if tag is None:
+        tag = next((row["tag"] for row in images["tags"] if serves(row["tag"], engine)), images["default_tag"])
+    return f"{account}.dkr.ecr.{region}.{suffix}/{images['repository']}:{tag}"
+
+
+def sdk_release(uri: str) -> tuple[int, int, int] | None:
+    """Release of the Neuron SDK in an image, read from its tag; None where the tag does not say."""
+    found = _SDK.search(uri.rpartition("/")[2])
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def serves(uri: str, engine: str) -> bool | None:
+    """Whether an image ships what an engine needs, as far as the table knows; None where it cannot know."""
+    release, bounds = sdk_release(uri), table("images")["engines"][engine].get("sdk")
+    if release is None or bounds is None:
+        return None
+    first, last = (tuple(int(part) for part in bound.split(".")) for bound in bounds)
+    return first <= release <= last
+
+
+def image_rows() -> list[dict[str, Any]]:
+    """The known tags, newest first, each with the engines it serves."""
+    images = table("images")
+    return [
+        {**row, "engines": [engine for engine in images["engines"] if serves(row["tag"], engine)]}
+        for row in images["tags"]
+    ]

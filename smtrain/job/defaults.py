@@ -1,0 +1,108 @@
+"""SageMaker's own defaults file ("intelligent defaults"), read once for every way a request is sent.
+
+The SDKs each apply a part of it by rules of their own, and boto3 none. So smtrain reads it itself: what the config
+leaves open is filled in before the request is built, a dry run shows it, and the SDKs have nothing to add.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smtrain.config import JobConfig
+from smtrain.errors import ConfigError
+from smtrain.job.target import Target
+
+
+def sagemaker_defaults(target: Target) -> dict[str, Any]:
+    """The section SageMaker of the administrator's file with the user's merged over it; empty without files.
+
+    Files lie where the SDKs look: SAGEMAKER_ADMIN_CONFIG_OVERRIDE and SAGEMAKER_USER_CONFIG_OVERRIDE (a file, a
+    folder or an s3:// URI), else sagemaker/config.yaml of the site's and the user's configuration folders. Raises
+    `ConfigError` for one that cannot be read.
+    """
+    import platformdirs
+
+    merged: dict[str, Any] = {}
+    for variable, folder in (
+        ("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", platformdirs.site_config_dir("sagemaker")),
+        ("SAGEMAKER_USER_CONFIG_OVERRIDE", platformdirs.user_config_dir("sagemaker")),
+    ):
+        named = os.environ.get(variable)
+        path = named or folder
+        text = _read(target, path, required=named is not None)
+        try:
+            found = yaml.safe_load(text) if text else {}
+            merged = _merge(merged, found.get("SageMaker") or {})
+        except (yaml.YAMLError, AttributeError):
+            raise ConfigError([f"{path}: is not a SageMaker defaults file; mend it or unset {variable}"]) from None
+    return merged
+
+
+def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
+    """The config with everything that it leaves open taken from SageMaker's defaults."""
+    job = defaults.get("TrainingJob") or {}
+    vpc, output = job.get("VpcConfig") or {}, job.get("OutputDataConfig") or {}
+    session = ((defaults.get("PythonSDK") or {}).get("Modules") or {}).get("Session") or {}
+    network: dict[str, Any] = {}
+    if not config.network.subnets and vpc:
+        network["subnets"] = tuple(vpc.get("Subnets") or ())
+        network["security_group_ids"] = tuple(vpc.get("SecurityGroupIds") or ())
+    for field, key in (
+        ("isolation", "EnableNetworkIsolation"),
+        ("encrypt_inter_container_traffic", "EnableInterContainerTrafficEncryption"),
+    ):
+        if field not in config.network.model_fields_set and key in job:
+            network[field] = bool(job[key])
+    bucket = session.get("DefaultS3Bucket")
+    prefix = "/".join(filter(None, [bucket, session.get("DefaultS3ObjectKeyPrefix"), "smtrain"]))
+    place = output.get("S3OutputPath") or (f"s3://{prefix}" if bucket else None)
+    volume_key = (job.get("ResourceConfig") or {}).get("VolumeKmsKeyId")
+    tags = {tag["Key"]: tag.get("Value", "") for tag in job.get("Tags") or []}
+    return config.model_copy(
+        update={
+            "compute": config.compute.model_copy(
+                update={
+                    "role": config.compute.role or job.get("RoleArn"),
+                    "environment": {**(job.get("Environment") or {}), **config.compute.environment},
+                }
+            ),
+            "network": config.network.model_copy(update=network),
+            "output": config.output.model_copy(
+                update={
+                    "s3_uri": config.output.s3_uri or place,
+                    "kms_key": config.output.kms_key or output.get("KmsKeyId"),
+                    "volume_kms_key": config.output.volume_kms_key or volume_key,
+                }
+            ),
+            "tags": {**tags, **config.tags},
+        }
+    )
+
+
+def _read(target: Target, path: str, *, required: bool) -> str | None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        if path.startswith("s3://"):
+            bucket, _, key = path.removeprefix("s3://").partition("/")
+            key = key if key.endswith((".yaml", ".yml")) else f"{key.rstrip('/')}/config.yaml".lstrip("/")
+            body: bytes = target.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return body.decode()
+        file = Path(path).expanduser()
+        file = file / "config.yaml" if file.is_dir() or not required else file
+        return file.read_text("utf-8") if required or file.is_file() else None
+    except (OSError, UnicodeDecodeError, BotoCoreError, ClientError) as error:
+        raise ConfigError([f"{path}: SageMaker's defaults file cannot be read ({error}); correct the path"]) from None
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Mappings are merged; anything else of `above` replaces what `below` has."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged

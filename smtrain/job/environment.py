@@ -1,0 +1,61 @@
+"""The container's environment: by Neuron SDK generation of its image, by instance capability, by mesh.
+
+Source: the table and rules of AWS's own examples from SDK 2.18 to 2.30 (neuronx-distributed, NxDT). What the config
+names in compute.environment wins over everything here.
+"""
+
+from __future__ import annotations
+
+from smtrain.config import JobConfig, Stage
+from smtrain.facts import instance
+from smtrain.facts.images import sdk_release
+
+# SageMaker keeps this folder for the next job of the warm pool, and deletes it with the pool.
+WARM_POOL_CACHE = "/opt/ml/sagemaker/warmpoolcache"
+
+
+def environment(config: JobConfig, stage: Stage, image: str) -> dict[str, str]:
+    """Environment variables of a stage's containers; `config.output.s3_uri` is filled in."""
+    found = {"PYTHONUNBUFFERED": "1"}
+    row = instance(config.compute.instance_type)
+    if stage == "train" and row:
+        if row["efa"]:
+            # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
+            found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+        found |= _neuron(config, sdk_release(image), logical_cores=row.get("logical_cores", 1))
+    return found | config.compute.environment
+
+
+def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cores: int) -> dict[str, str]:
+    pipeline = config.parallel.pp > 1
+    found = {"MALLOC_ARENA_MAX": "128" if pipeline else "64"}
+    if logical_cores > 1:
+        # Physical cores behind each logical one; the compiler's --lnc must be the same.
+        found["NEURON_LOGICAL_NC_CONFIG"] = str(logical_cores)
+    if cache := _compile_cache(config):
+        found["NEURON_COMPILE_CACHE_URL"] = cache
+    if release is None or release >= (2, 31, 0):
+        return found  # No PyTorch-XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
+    flags = ["--model-type=transformer", "--retry_failed_compilation"]
+    if release < (2, 22, 0):
+        flags.insert(1, "--distribution-strategy=llm-training")
+    # XLA_USE_BF16 and XLA_DOWNCAST_BF16 are never set: from 2.25 on the model is cast instead.
+    return found | {
+        "NEURON_CC_FLAGS": " ".join(flags),
+        "NEURON_FUSE_SOFTMAX": "1",
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "7" if pipeline else "3",
+        "XLA_DISABLE_FUNCTIONALIZATION": "0",
+    }
+
+
+def _compile_cache(config: JobConfig) -> str | None:
+    """The next machine's graphs: the warm pool's own folder where there is one, else S3.
+
+    Never below the checkpoints, which SageMaker would sync with every graph in them. A container without a network
+    keeps the compiler's own default on its disk.
+    """
+    if config.compute.keep_alive:
+        return f"{WARM_POOL_CACHE}/neuron"
+    if config.network.isolation:
+        return None
+    return f"{(config.output.s3_uri or '').rstrip('/')}/neuron-cache"

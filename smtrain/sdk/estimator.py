@@ -1,0 +1,34 @@
+"""`smtrain.estimator`: a stage of a config as the installed SageMaker SDK's own object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smtrain.config import Stage, load_config
+from smtrain.config.load import Source
+from smtrain.errors import ConfigError
+from smtrain.job.inputs import upload_all
+from smtrain.job.stages import Chain
+from smtrain.job.target import TargetName, target_of
+from smtrain.sdk import build, installed
+
+
+def estimator(
+    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
+    set_: Sequence[str] = (), say: Callable[[str], None] = print, **sections: Any,
+) -> Any:  # fmt: skip
+    """What the installed SageMaker SDK calls its PyTorch job: the request of `smtrain.request` as an object.
+
+    Under SDK v3 a `sagemaker.train.ModelTrainer`, to be run with `.train()`; under v2 a `sagemaker.pytorch.PyTorch`, to
+    be run with `.fit()`. Alter it first if you like: it sends what its attributes say, after uploading what the target
+    lacks. Nothing is uploaded or started here. Raises `ConfigError` where no SDK is installed, `JobError` where a
+    stage that this one reads from has not been done.
+    """
+    generation = installed()
+    if generation is None:
+        raise ConfigError(["no SageMaker SDK is installed; pip install smtrain[aws] for v3 or smtrain[sdk-v2] for v2"])
+    config = load_config(source, set_=set_, **sections)
+    place = target_of(config, target)
+    plan = Chain(config, place).plan(stage)
+    return build(generation, place, plan.request, lambda: upload_all(place, list(plan.uploads), say))

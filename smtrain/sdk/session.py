@@ -1,0 +1,48 @@
+"""What both SDKs' sessions are given, so that they ask nobody and send nothing on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smtrain.job.inputs import split_uri
+from smtrain.job.target import Target
+
+
+class Later:
+    """A client that is made when it is first used: the SDKs make four that starting a job never touches."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = self.__dict__.setdefault("_made", None) or self._make()
+        self.__dict__["_made"] = made
+        return getattr(made, name)
+
+
+def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the SDK's `Session`.
+
+    The boto3 session and the SageMaker client are the target's, never the process's default. The bucket is named, as
+    the SDKs would ask an STS endpoint of their own making for it. The defaults file has been read already
+    (job/defaults.py), so the SDKs get one of a single line, which switches their telemetry off.
+    """
+
+    def later(service: str) -> Later:
+        return Later(lambda: target.client(service))
+
+    return {
+        "boto_session": target.session,
+        "sagemaker_client": target.sagemaker,
+        "sagemaker_runtime_client": later("sagemaker-runtime"),
+        "sagemaker_featurestore_runtime_client": later("sagemaker-featurestore-runtime"),
+        "sagemaker_metrics_client": later("sagemaker-metrics"),
+        "default_bucket": split_uri(request["OutputDataConfig"]["S3OutputPath"])[0],
+        "sagemaker_config": {
+            "SchemaVersion": "1.0",
+            "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
+        },
+    }

@@ -1,0 +1,121 @@
+"""SageMaker SDK v2: a `PyTorch` estimator that sends our request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sagemaker.estimator import EstimatorBase
+from sagemaker.inputs import TrainingInput
+from sagemaker.pytorch import PyTorch
+from sagemaker.session import Session
+
+from smtrain.job.target import Target
+
+
+class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
+    """A PyTorch estimator whose `fit()` knows its channels and its job's name, and sends them as they are.
+
+    `fit()` sends what the attributes say at that moment. A second `fit()` needs another `job_name`: the same name is
+    refused by SageMaker rather than run twice.
+    """
+
+    def __init__(
+        self, job_name: str, channels: dict[str, TrainingInput], prepare: Callable[[], None] | None, **arguments: Any
+    ) -> None:
+        # PyTorch insists on a script, and would tar and upload it anew for every job; the code is a channel here.
+        super().__init__(entry_point="launch.py", **arguments)
+        self.entry_point = None
+        self.job_name, self.channels, self._prepare = job_name, channels, prepare
+
+    def fit(
+        self,
+        inputs: Any = None,
+        wait: bool = True,
+        logs: Any = "All",
+        job_name: str | None = None,
+        experiment_config: dict[str, str] | None = None,
+    ) -> Any:
+        """Upload what is missing and create the job; with `wait` follow it to its end.
+
+        The SDK's method without its telemetry, which reports each call and swallows Ctrl-C (it returns None while the
+        job runs on).
+        """
+        if self._prepare:
+            self._prepare()
+        fit = EstimatorBase.fit
+        return getattr(fit, "__wrapped__", fit)(
+            self, inputs or self.channels, wait, logs, job_name or self.job_name, experiment_config
+        )
+
+    def hyperparameters(self) -> dict[str, str]:
+        """As plain text; the framework's own are quoted as JSON, for a toolkit that does not run here."""
+        return {str(key): str(value) for key, value in self._hyperparameters.items()}
+
+    def set_hyperparameters(self, **values: Any) -> None:
+        """Change what the console shows."""
+        self._hyperparameters.update(values)
+
+
+def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
+    """The PyTorch estimator that sends `request` to `target`."""
+    from smtrain.sdk.session import session_arguments
+
+    algorithm, resources, limits = (
+        request["AlgorithmSpecification"],
+        request["ResourceConfig"],
+        request["StoppingCondition"],
+    )
+    output, vpc, checkpoints = (
+        request["OutputDataConfig"],
+        request.get("VpcConfig", {}),
+        request.get("CheckpointConfig", {}),
+    )
+    return Estimator(
+        request["TrainingJobName"],
+        {channel["ChannelName"]: _input(channel) for channel in request["InputDataConfig"]},
+        prepare,
+        sagemaker_session=Session(**session_arguments(target, request)),
+        role=request["RoleArn"],
+        base_job_name=request["TrainingJobName"],
+        image_uri=algorithm["TrainingImage"],
+        input_mode=algorithm["TrainingInputMode"],
+        container_entry_point=list(algorithm["ContainerEntrypoint"]),
+        container_arguments=list(algorithm["ContainerArguments"]),
+        metric_definitions=algorithm.get("MetricDefinitions"),
+        hyperparameters=dict(request["HyperParameters"]),
+        environment=dict(request["Environment"]),
+        output_path=output["S3OutputPath"],
+        output_kms_key=output.get("KmsKeyId"),
+        disable_output_compression=output["CompressionType"] == "NONE",
+        instance_type=resources["InstanceType"],
+        instance_count=resources["InstanceCount"],
+        volume_size=resources["VolumeSizeInGB"],
+        volume_kms_key=resources.get("VolumeKmsKeyId"),
+        keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
+        use_spot_instances=request.get("EnableManagedSpotTraining", False),
+        max_run=limits["MaxRuntimeInSeconds"],
+        max_wait=limits.get("MaxWaitTimeInSeconds"),
+        checkpoint_s3_uri=checkpoints.get("S3Uri"),
+        checkpoint_local_path=checkpoints.get("LocalPath"),
+        subnets=vpc.get("Subnets"),
+        security_group_ids=vpc.get("SecurityGroupIds"),
+        enable_network_isolation=request.get("EnableNetworkIsolation"),
+        encrypt_inter_container_traffic=request.get("EnableInterContainerTrafficEncryption"),
+        max_retry_attempts=request.get("RetryStrategy", {}).get("MaximumRetryAttempts"),
+        enable_session_tag_chaining=request.get("SessionChainingConfig", {}).get("EnableSessionTagChaining"),
+        tags=[dict(tag) for tag in request["Tags"]],
+        # Both default hooks have broken Neuron jobs.
+        disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
+        debugger_hook_config=False,
+    )
+
+
+def _input(channel: dict[str, Any]) -> TrainingInput:
+    source = channel["DataSource"]["S3DataSource"]
+    return TrainingInput(
+        source["S3Uri"],
+        distribution=source["S3DataDistributionType"],
+        s3_data_type=source["S3DataType"],
+        input_mode=channel["InputMode"],
+    )
