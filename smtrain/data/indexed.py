@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -114,6 +115,41 @@ class IndexedWriter:
             self.close()
         else:
             self._bin.close()
+
+
+def index_of_documents(lengths: Path, idx_path: Path, dtype: DTypeLike) -> int:
+    """Write the index of documents of one sequence each, from a file of their lengths (int32 in tokens, 0 = empty).
+
+    Returns the number of sequences. Memory does not depend on how many there are.
+    """
+    kind = np.dtype(dtype).newbyteorder("<")
+    documents = lengths.stat().st_size // 4
+    stored = sum(int(np.count_nonzero(part)) for part in _parts(lengths))
+    with idx_path.open("wb") as idx:
+        idx.write(_HEADER.pack(MAGIC, 1, _CODES[kind], stored, documents + 1))
+        for part in _parts(lengths):
+            idx.write(part[part > 0].data)
+        end = 0
+        for part in _parts(lengths):
+            sizes = part[part > 0].astype("<i8") * kind.itemsize
+            ends = end + np.cumsum(sizes)
+            idx.write((ends - sizes).data)
+            end = int(ends[-1]) if len(ends) else end
+        idx.write(np.zeros(1, "<i8").data)
+        sequences = 0
+        for part in _parts(lengths):
+            starts = sequences + np.cumsum(part > 0, dtype="<i8")
+            idx.write(starts.data)
+            sequences = int(starts[-1])
+        idx.flush()
+        os.fsync(idx.fileno())
+    return stored
+
+
+def _parts(lengths: Path, count: int = 1 << 20) -> Iterator[NDArray[np.int32]]:
+    with lengths.open("rb") as file:
+        while raw := file.read(4 * count):
+            yield np.frombuffer(raw, "<i4")
 
 
 class IndexedDataset:

@@ -23,7 +23,8 @@ class Manifest:
     `vocab_size` is the tokenizer's largest id + 1, `model_vocab_size` that of the config.json beside the tokenizer
     (None without one). `samples` are windows of `seq_len` + 1 tokens, one every `seq_len`. `sources` has a row
     {name, bytes, documents} per file; `files` the size and SHA-256 of what was written; `bad_lines` the first few of
-    `bad_line_count`.
+    `bad_line_count`. `parts` has a row {prefix, documents, tokens, samples} per source, in the order of the config;
+    `dropped` counts documents left out on purpose, by reason; `objective` sft means that PREFIX_mask lies beside.
     """
 
     vocab_size: int
@@ -41,6 +42,10 @@ class Manifest:
     files: dict[str, dict[str, Any]]
     bad_line_count: int
     bad_lines: list[str]
+    parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    objective: str = "pretrain"
+    tokenized_by: str = ""
     format_version: int = FORMAT_VERSION
 
     def save(self, folder: Path) -> None:
@@ -70,7 +75,12 @@ class Manifest:
             raise DataError(
                 f"{path} has format_version {version} and this smtrain reads {FORMAT_VERSION}; prepare the data again."
             )
-        names = {field.name for field in dataclasses.fields(cls)}
-        if missing := sorted(names - fields.keys()):
+        known = dataclasses.fields(cls)
+        needed = {
+            f.name for f in known if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        }
+        if missing := sorted(needed - fields.keys()):
             raise DataError(f"{path} lacks {', '.join(missing)}; prepare the data again.")
-        return cls(**{name: fields[name] for name in names})
+        made = cls(**{f.name: fields[f.name] for f in known if f.name in fields})
+        whole = {"prefix": PREFIX, "documents": made.documents, "tokens": made.tokens, "samples": made.samples}
+        return made if made.parts else dataclasses.replace(made, parts=[whole])

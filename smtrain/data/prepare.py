@@ -1,68 +1,81 @@
 """Text to packed tokens: `tokens.bin` and `tokens.idx` in Megatron's format, and a manifest written last.
 
-Blocks of text go to worker processes, tokens come back in the order of the text and are appended to one file, so the
-bytes written depend on the input and the settings alone. At most two tasks per worker are under way at a time, which
-bounds the memory whatever the size of the input.
+One thread reads, as many as there are cores turn blocks into tokens (Arrow, gigatoken and numpy leave Python's lock
+alone), and what comes out is appended in the order of the text: the bytes written depend on the input and the settings
+alone. A few blocks per thread are under way at a time, which bounds the memory whatever the size of the input.
 """
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
 import os
-import threading
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from smtrain.data.indexed import IndexedWriter
+from smtrain.config.schema import digest
+from smtrain.data import cleaning, encoder, reading
+from smtrain.data.cleaning import Cleaning
+from smtrain.data.encoder import Encoder, MismatchError, Plain
+from smtrain.data.journal import Journal
 from smtrain.data.manifest import NAME, PREFIX, Manifest
 from smtrain.data.progress import Progress, console
-from smtrain.data.sources import BLOCK_BYTES, BadLine, Block, Format, SourceFile, blocks, find_files, read_block
-from smtrain.data.tokenizer import TokenizerFacts, encode, load_tokenizer, tokenizer_facts
+from smtrain.data.reading import BadLine, Block
+from smtrain.data.sources import Format, Source, SourceFile, find_files
+from smtrain.data.tally import Tally
+from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
 from smtrain.errors import DataError
 
-_BAD_LINES_KEPT = 100
+MARK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """What one block became: ids end to end, a length per document, and the block's faults."""
+class Piece:
+    """What one block became: ids end to end, a length per document, and the block's faults.
+
+    `hashes` is there when duplicates are to be found.
+    """
 
     block: Block
     tokens: NDArray[Any]
     lengths: NDArray[np.int32]
     bad: list[BadLine]
     lines: int
+    short: int = 0
+    hashes: NDArray[np.uint64] | None = None
 
 
 def prepare(
-    inputs: Path,
+    inputs: Path | str | Sequence[Source],
     output: Path,
     tokenizer: Path,
     *,
     seq_len: int,
     text_column: str = "text",
     format: Format = "auto",
+    separator: str | None = None,
+    cleaning: Cleaning | None = None,
     workers: int | None = None,
     max_bad: int = 0,
     append_eod: bool = True,
     progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Manifest:
-    """Tokenize a file or folder of text into `output`, which appears with its manifest or stays as it was.
+    """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
-    `tokenizer` is a Hugging Face folder. `workers` defaults to every core; `progress` to a bar or lines on stderr. Call
-    it from under `if __name__ == "__main__"`: the workers are spawned.
+    `inputs` is a file, folder, glob or URI, or several sources with weights. `tokenizer` is a Hugging Face folder.
+    `workers` defaults to every core; `progress` to a bar or lines on stderr, as does `say`, which hears what people
+    should know. A run that was killed goes on where it was when it is called again with the same input and settings.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad lines, fewer tokens than
     one sample of `seq_len` + 1, a tokenizer that does not fit the model beside it.
@@ -75,23 +88,22 @@ def prepare(
             f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
             "name one, or set append_eod to false."
         )
-    files = find_files(inputs, format, exclude=output)
+    sources = [Source(str(inputs))] if isinstance(inputs, (str, Path)) else list(inputs)
+    files = [find_files(source.path, format, exclude=output) for source in sources]
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
     created = not output.exists()
-    output.mkdir(parents=True, exist_ok=True)
-    partial = {end: output / f".{PREFIX}.partial{end}" for end in (".bin", ".idx")}
+    how = _How(
+        tokenizer, facts, facts.eos_id if append_eod else None, text_column, separator, cleaning or Cleaning(), workers
+    )
+    journal = Journal(output / f".{PREFIX}.partial")
+    keep = True
     try:
         with ExitStack() as stack:
             report = progress or stack.enter_context(console())
-            pieces = _pieces(files, tokenizer, facts.eos_id if append_eod else None, text_column, workers)
-            stack.callback(pieces.close)
-            tally = _write(pieces, partial, files, facts, max_bad, report)
-        if tally.writer.tokens < seq_len + 1:
-            raise DataError(
-                f"{inputs} gives {tally.writer.tokens} tokens in {tally.documents} documents, and one sample needs "
-                f"seq_len + 1 = {seq_len + 1}; add text or lower train.seq_len."
-            )
+            tally = _tally(files, how, journal, max_bad, report, say or _to_stderr)
+        keep = False
+        tally.check(seq_len, [source.path for source in sources])
         manifest = Manifest(
             vocab_size=facts.vocab_size,
             model_vocab_size=facts.model_vocab_size,
@@ -101,162 +113,159 @@ def prepare(
             seq_len=seq_len,
             dtype=facts.dtype.name,
             documents=tally.documents,
-            tokens=tally.writer.tokens,
-            samples=(tally.writer.tokens - 1) // seq_len,
+            tokens=tally.tokens,
+            samples=sum((part.tokens - 1) // seq_len for part in tally.parts),
             text_column=text_column,
-            sources=[
-                {"name": file.name, "bytes": file.bytes, "documents": tally.per_file.get(file.name, 0)}
-                for file in files
-            ],
-            files={f"{PREFIX}{end}": _fingerprint(path) for end, path in partial.items()},
+            sources=tally.source_rows(),
+            files=tally.finish(),
             bad_line_count=tally.bad_count,
-            bad_lines=[str(bad) for bad in tally.bad],
+            bad_lines=tally.bad,
+            parts=[
+                {"prefix": p.prefix, "documents": p.documents, "tokens": p.tokens, "samples": (p.tokens - 1) // seq_len}
+                for p in tally.parts
+            ],
+            dropped=tally.dropped,
+            tokenized_by=tally.tokenized_by,
         )
         # from here on a few renames: without its manifest the folder is no dataset, so a mixture is never read
         (output / NAME).unlink(missing_ok=True)
-        for end, path in partial.items():
-            path.replace(output / f"{PREFIX}{end}")
+        for name in manifest.files:
+            (journal.folder / name).replace(output / name)
         manifest.save(output)
         return manifest
+    except DataError:
+        keep = False  # what is wrong with the input would be found again
+        raise
     finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
-        if created and not any(output.iterdir()):
+        journal.close(remove=not keep)
+        if created and output.is_dir() and not any(output.iterdir()):
             output.rmdir()
 
 
-class _Tally:
-    """Counts over all pieces, in the order of the text."""
+@dataclass(frozen=True)
+class _How:
+    """What decides which bytes a block becomes, and by how many threads."""
 
-    def __init__(self, writer: IndexedWriter) -> None:
-        self.writer = writer
-        self.documents = 0
-        self.per_file: dict[str, int] = {}
-        self.bad_count = 0
-        self.bad: list[BadLine] = []
-        self._lines: dict[str, int] = {}
+    tokenizer: Path
+    facts: TokenizerFacts
+    eos_id: int | None
+    text_column: str
+    separator: str | None
+    cleaning: Cleaning
+    workers: int | None
 
-    def add(self, piece: _Piece, max_bad: int) -> None:
-        name = piece.block.file.name
-        before = self._lines.get(name, 0)
-        self._lines[name] = before + piece.lines
-        self.bad_count += len(piece.bad)
-        placed = (BadLine(bad.file, before + bad.line, bad.reason) for bad in piece.bad)
-        self.bad += list(placed)[: _BAD_LINES_KEPT - len(self.bad)]
-        if self.bad_count > max_bad:
-            raise DataError(
-                f"{self.bad[0]}; {self.bad_count} bad line{'s' * (self.bad_count > 1)} so far and max_bad is "
-                f"{max_bad}, so mend the text or raise data.max_bad."
-            )
-        self.writer.add_documents(piece.tokens, piece.lengths)
-        self.documents += len(piece.lengths)
-        self.per_file[name] = self.per_file.get(name, 0) + len(piece.lengths)
+    def digest(self, files: list[list[SourceFile]]) -> str:
+        """Equal for runs that write the same bytes."""
+        names = [[asdict(file) for file in part] for part in files]
+        settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
+        return digest([names, settings, asdict(self.cleaning), reading.BLOCK_BYTES])
 
 
-def _write(
-    pieces: Iterator[_Piece],
-    partial: dict[str, Path],
-    files: list[SourceFile],
-    facts: TokenizerFacts,
-    max_bad: int,
-    report: Callable[[Progress], None],
-) -> _Tally:
-    total, done, began = sum(file.bytes for file in files), 0, time.monotonic()
-    with IndexedWriter(partial[".bin"], partial[".idx"], facts.dtype) as writer:
-        tally = _Tally(writer)
-        for piece in pieces:
-            tally.add(piece, max_bad)
-            done += piece.block.size
-            report(Progress(done, total, tally.documents, writer.tokens, time.monotonic() - began))
+def _tally(
+    files: list[list[SourceFile]], how: _How, journal: Journal, max_bad: int,
+    report: Callable[[Progress], None], say: Callable[[str], None],
+) -> Tally:  # fmt: skip
+    chosen, why = encoder.choose(how.tokenizer)
+    if why:
+        say(f"prepare: tokenizing with {chosen.name}: {why}")
+    try:
+        return _run(files, how, journal, chosen, max_bad, report, say)
+    except MismatchError as error:
+        say(f"prepare: beginning again with tokenizers: {error}")
+        journal.clear()
+        return _run(files, how, journal, Plain(how.tokenizer), max_bad, report, say)
+
+
+def _run(
+    files: list[list[SourceFile]], how: _How, journal: Journal, chosen: Encoder, max_bad: int,
+    report: Callable[[Progress], None], say: Callable[[str], None],
+) -> Tally:  # fmt: skip
+    """All blocks of all sources, from where the journal is."""
+    settings = digest([how.digest(files), chosen.name])
+    tally = Tally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate)
+    marked = journal.read(settings)
+    if marked and not tally.restore(marked):
+        marked = None
+    if not marked:
+        journal.clear()
+        tally.begin()
+    elif tally.done_bytes:
+        say(f"prepare: going on after {tally.done_bytes / 1e6:,.1f} MB that are done")
+    total, before, began = sum(f.bytes for part in files for f in part), tally.done_bytes, time.monotonic()
+    told = before
+    try:
+        with ThreadPoolExecutor(how.workers or cores(), thread_name_prefix="tokenize") as pool:
+            for part in range(tally.part, len(files)):
+                tally.open_part(part)
+                found = (b for f in files[part] for b in reading.blocks(f, how.text_column, how.separator))
+                for piece in _pieces(islice(found, tally.blocks, None), how, chosen, pool):
+                    tally.add(piece, max_bad)
+                    seconds = time.monotonic() - began
+                    report(Progress(tally.done_bytes, total, tally.documents, tally.tokens, seconds, before))
+                    if tally.done_bytes - told >= MARK_BYTES:
+                        told = tally.done_bytes
+                        journal.mark({"settings": settings, **tally.mark()})
+    except BaseException:
+        tally.close()
+        raise
     return tally
 
 
-def _pieces(
-    files: list[SourceFile], tokenizer: Path, eos_id: int | None, text_column: str, workers: int | None
-) -> Generator[_Piece, None, None]:
+def _pieces(found: Iterator[Block], how: _How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[Piece]:
     """Every block's tokens, in the order of the text."""
-    tasks = _tasks(files, text_column)
-    count = workers or _cores()
-    if count == 1 or sum(file.bytes for file in files) <= BLOCK_BYTES:
-        here = load_tokenizer(tokenizer)
-        for task in tasks:
-            yield from _tokenize(here, task, eos_id, text_column)
-        return
-    # spawned, because a forked copy of a process that has threads (torch, a notebook) may hang
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(str(tokenizer),))
-    waiting: deque[Future[list[_Piece]]] = deque()
+    waiting: deque[Future[list[Piece]]] = deque()
+    ahead = (how.workers or cores()) + 2
     try:
-        for task in tasks:
-            waiting.append(pool.submit(_work, task, eos_id, text_column))
-            if len(waiting) >= 2 * count:
+        for task in _tasks(found):
+            waiting.append(pool.submit(_tokenize, task, how, chosen))
+            if len(waiting) >= ahead:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            f"a tokenizing process ended unexpectedly, probably for lack of memory; use fewer than {count} workers."
-        ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        for future in waiting:
+            future.cancel()
 
 
-def _tasks(files: list[SourceFile], text_column: str) -> Iterator[list[Block]]:
+def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
     """Blocks in groups of about BLOCK_BYTES, so that many small files do not make many small tasks."""
     task: list[Block] = []
-    for file in files:
-        for block in blocks(file, text_column):
-            task.append(block)
-            if sum(b.size for b in task) >= BLOCK_BYTES:
-                yield task
-                task = []
+    size = 0
+    for block in found:
+        task.append(block)
+        size += block.payload.nbytes if hasattr(block.payload, "nbytes") else len(block.payload)
+        if size >= reading.BLOCK_BYTES // 2:
+            yield task
+            task, size = [], 0
     if task:
         yield task
 
 
-def _tokenize(tokenizer: Tokenizer, task: list[Block], eos_id: int | None, text_column: str) -> list[_Piece]:
-    pieces = []
-    for block in task:
-        found = read_block(block, text_column)
-        tokens, lengths = encode(tokenizer, found.texts, eos_id)
-        pieces.append(_Piece(_without_payload(block), tokens, lengths, found.bad, found.lines))
+def _tokenize(task: list[Block], how: _How, chosen: Encoder) -> list[Piece]:
+    read = [reading.read_block(block, how.text_column, how.separator) for block in task]
+    cleaned = [how.cleaning.apply(found.texts) for found in read]
+    texts = pa.concat_arrays([found for found, _ in cleaned]) if len(task) > 1 else cleaned[0][0]
+    ids, lengths = chosen.encode(texts, task[0].first)
+    tokens, ends = encoder.with_ends(ids, lengths, how.facts.dtype, how.eos_id)
+    found = cleaning.hashes(texts) if how.cleaning.deduplicate else None
+    pieces, at, text_at = [], 0, 0
+    for block, documents, (kept, short) in zip(task, read, cleaned, strict=True):
+        rows = slice(text_at, text_at + len(kept))
+        size = int(ends[rows].sum(dtype=np.int64))
+        pieces.append(
+            Piece(
+                block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
+                None if found is None else found[rows],
+            )
+        )  # fmt: skip
+        at, text_at = at + size, text_at + len(kept)
     return pieces
 
 
-_worker_tokenizer: Tokenizer
-
-
-def _start_worker(folder: str) -> None:
-    global _worker_tokenizer
-    # the processes are the parallelism; threads within each would only compete
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker_tokenizer = load_tokenizer(Path(folder))
-
-
-def _end_with_parent() -> None:
-    # a killed parent cannot tell its workers to end, and they would wait for tasks for ever
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(task: list[Block], eos_id: int | None, text_column: str) -> list[_Piece]:
-    return _tokenize(_worker_tokenizer, task, eos_id, text_column)
-
-
-def _without_payload(block: Block) -> Block:
-    return Block(block.file, block.size, block.start, block.stop)
-
-
-def _cores() -> int:
+def cores() -> int:
+    """The CPUs this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _fingerprint(path: Path) -> dict[str, int | str]:
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        while part := handle.read(1 << 20):
-            digest.update(part)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+def _to_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -13,16 +13,20 @@ LINE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes of the input files (as they lie on the disk) and tokens so far, after `seconds` of work."""
+    """Bytes of the input files (as they lie on the disk) and tokens so far, after `seconds` of work.
+
+    `before_bytes` of them were done by an earlier run, and say nothing of the rate.
+    """
 
     done_bytes: int
     total_bytes: int
     documents: int
     tokens: int
     seconds: float
+    before_bytes: int = 0
 
     def __str__(self) -> str:
-        rate = self.done_bytes / max(self.seconds, 1e-9)
+        rate = (self.done_bytes - self.before_bytes) / max(self.seconds, 1e-9)
         left = (self.total_bytes - self.done_bytes) / max(rate, 1e-9)
         return (
             f"prepare: {self.done_bytes / 1e6:,.1f} of {self.total_bytes / 1e6:,.1f} MB, {rate / 1e6:.1f} MB/s, "

@@ -1,110 +1,106 @@
-"""Documents out of files: JSON lines (also gzipped), Parquet, plain text.
-
-A file is cut into blocks of a few MiB, each small enough to travel to a worker process, and a block yields documents
-and faults. Where the cuts fall depends on the file alone, so what comes out is the same whatever the number of workers.
-"""
+"""The files that a source names: a file, a folder, a glob, an s3:// URI or a data set of the Hugging Face hub."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import glob
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from smtrain.errors import DataError
 
-Format = Literal["auto", "jsonl", "parquet", "text"]
+Format = Literal["auto", "jsonl", "parquet", "arrow", "text"]
 
-BLOCK_BYTES = 2 << 20
+HUB = "hf://"
 _SUFFIXES: dict[str, tuple[str, ...]] = {
-    "jsonl": (".jsonl", ".jsonl.gz"),
+    "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.zstd"),
     "parquet": (".parquet",),
-    "text": (".txt",),
+    "arrow": (".arrow",),
+    "text": (".txt", ".txt.gz", ".txt.zst", ".txt.zstd"),
 }
-_PARQUET_ROWS = 256
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where text lies, and its share of the mixture: `weight` None means as often as it has samples."""
+
+    path: str
+    weight: float | None = None
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to read: `name` is its path relative to the input folder, which is how reports call it."""
+    """A file to read: `name` is its path relative to the input folder, which is how reports call it.
 
-    path: Path
+    `path` is of this machine or an s3:// URI; `stamp` changes when the file does.
+    """
+
+    path: str
     name: str
     kind: str
     bytes: int
+    stamp: str = ""
+
+    @property
+    def compression(self) -> str | None:
+        """Of the whole file, by its ending: gzip, zstd or None."""
+        return next((c for end, c in _COMPRESSIONS.items() if self.name.endswith(end)), None)
+
+    def open(self) -> Any:
+        """A seekable `pyarrow.NativeFile`; raises OSError."""
+        import pyarrow as pa
+
+        if "://" not in self.path:
+            return pa.OSFile(self.path)
+        filesystem, path = _remote(self.path)
+        return filesystem.open_input_file(path)
 
 
-@dataclass(frozen=True)
-class Block:
-    """A piece of one file (or several whole text files), cut between documents.
+def find_files(source: Path | str, format: Format = "auto", exclude: Path | None = None) -> list[SourceFile]:
+    """The files of a source that `format` reads, sorted by name; hidden ones and those under `exclude` are left out.
 
-    `size` is the share of the files' bytes on the disk, for progress. Uncompressed lines and texts are read by whoever
-    opens the block; what has to be decoded in order (gzip, Parquet) is carried in `payload`.
-    """
-
-    file: SourceFile
-    size: int
-    start: int = 0
-    stop: int = 0
-    payload: Any = None
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line, row or text file that is no document. `line` counts from 1 (within its block until placed)."""
-
-    file: str
-    line: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.file}, line {self.line}: {self.reason}"
-
-
-@dataclass
-class Documents:
-    """What a block holds: texts in order, faults, and the number of lines, for placing the faults of later blocks."""
-
-    texts: list[str] = field(default_factory=list)
-    bad: list[BadLine] = field(default_factory=list)
-    lines: int = 0
-
-
-def find_files(inputs: Path, format: Format = "auto", exclude: Path | None = None) -> list[SourceFile]:
-    """The files under `inputs` (a file or a folder) that `format` reads, sorted by name; hidden ones are left out.
-
-    `auto` goes by the ending. A named format reads its own endings in a folder, `text` every file; a single file is
-    read as the format says whatever its ending. Raises DataError where nothing is found.
+    `auto` goes by the ending. A named format reads its own endings in a folder or prefix, `text` every file; a file
+    that is named itself is read as the format says whatever its ending. Raises DataError where nothing is found.
     """
     if format != "auto" and format not in _SUFFIXES:
         raise DataError(f"data.format is {format!r}; it is one of auto, {', '.join(_SUFFIXES)}.")
+    text = str(source)
+    if text.startswith(HUB):
+        return _hub_files(text)
+    if text.startswith("s3://"):
+        return _chosen(_listed(text), format, source)
+    inputs = Path(source)
     if inputs.is_file():
-        kind = format if format != "auto" else _kind(inputs.name)
-        if kind is None:
-            raise DataError(
-                f"{inputs} has an ending that says nothing about its format; set data.format to jsonl, parquet or text."
-            )
-        return [SourceFile(inputs, inputs.name, kind, inputs.stat().st_size)]
+        return [_local(inputs, inputs.name, _kind_of_one(inputs.name, format))]
     if not inputs.is_dir():
-        raise DataError(f"{inputs} does not exist; give a file or a folder of text.")
+        if not glob.has_magic(text):
+            raise DataError(f"{inputs} does not exist; give a file, a folder, a glob or an s3:// URI of text.")
+        paths = sorted(Path(p) for p in glob.glob(text, recursive=True) if Path(p).is_file())
+        base = Path(os.path.commonpath([p.parent for p in paths])) if paths else inputs
+        return _chosen([_local(p, p.relative_to(base).as_posix(), "") for p in paths], format, source)
     # an output folder inside the input must not become input of the next run
     inside = exclude is not None and exclude.resolve().is_relative_to(inputs.resolve())
     skip = exclude.resolve().relative_to(inputs.resolve()) if exclude and inside else None
     found = []
     for path in sorted(p for p in inputs.rglob("*") if p.is_file()):
         relative = path.relative_to(inputs)
-        if any(part.startswith(".") for part in relative.parts) or skip in relative.parents:
-            continue
-        kind = "text" if format == "text" else _kind(path.name)
+        if not any(part.startswith(".") for part in relative.parts) and skip not in relative.parents:
+            found.append(_local(path, relative.as_posix(), ""))
+    return _chosen(found, format, source)
+
+
+def _chosen(files: list[SourceFile], format: Format, source: Path | str) -> list[SourceFile]:
+    found = []
+    for file in files:
+        kind = "text" if format == "text" else _kind(file.name)
         if kind is not None and format in ("auto", kind):
-            found.append(SourceFile(path, relative.as_posix(), kind, path.stat().st_size))
+            found.append(SourceFile(file.path, file.name, kind, file.bytes, file.stamp))
     if not found:
         endings = [s for k, v in _SUFFIXES.items() if format in ("auto", k) for s in v]
         raise DataError(
-            f"{inputs} holds no file that ends in {', '.join(endings)}; "
+            f"{source} holds no file that ends in {', '.join(endings)}; "
             "point to one that does, or set data.format to text to read every file as one document."
         )
     return found
@@ -114,144 +110,70 @@ def _kind(name: str) -> str | None:
     return next((kind for kind, ends in _SUFFIXES.items() if name.endswith(ends)), None)
 
 
-def blocks(file: SourceFile, text_column: str = "text") -> Iterator[Block]:
-    """The file in pieces of about BLOCK_BYTES."""
-    if file.kind == "text":
-        yield Block(file, file.bytes)
-    elif file.kind == "parquet":
-        yield from _parquet_blocks(file, text_column)
-    elif file.name.endswith(".gz"):
-        yield from _gzip_blocks(file)
-    else:
-        with file.path.open("rb") as handle:
-            start = 0
-            while start < file.bytes:
-                handle.seek(min(start + BLOCK_BYTES, file.bytes))
-                handle.readline()
-                stop = min(handle.tell(), file.bytes)
-                yield Block(file, stop - start, start, stop)
-                start = stop
+def _kind_of_one(name: str, format: Format) -> str:
+    kind = format if format != "auto" else _kind(name)
+    if kind is None:
+        raise DataError(
+            f"{name} has an ending that says nothing about its format; set data.format to "
+            f"{', '.join(list(_SUFFIXES)[:-1])} or text."
+        )
+    return kind
 
 
-def _gzip_blocks(file: SourceFile) -> Iterator[Block]:
-    with file.path.open("rb") as raw, gzip.open(raw) as handle:
-        start = read = 0
-        while True:
-            try:
-                payload = handle.read(BLOCK_BYTES) + handle.readline()
-            except (OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{file.path} is not a whole gzip file ({error}); write it again.") from error
-            if not payload:
-                return
-            at = raw.tell()
-            yield Block(file, at - read, start, start + len(payload), payload)
-            start, read = start + len(payload), at
+def _local(path: Path, name: str, kind: str) -> SourceFile:
+    about = path.stat()
+    return SourceFile(str(path), name, kind, about.st_size, str(about.st_mtime_ns))
 
 
-def _parquet_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
+def _remote(uri: str) -> tuple[Any, str]:
+    """pyarrow's client of an object store, and the path in it; AWS_ENDPOINT_URL and the usual credentials hold."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
+    from pyarrow import fs
 
     try:
-        table = pq.ParquetFile(file.path)
-        if text_column not in table.schema_arrow.names:
-            raise DataError(
-                f"{file.path} has no column {text_column!r} but {', '.join(table.schema_arrow.names)}; "
-                "set data.text_column to one of them."
-            )
-        rows = table.metadata.num_rows
-        for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_column]):
-            yield Block(file, file.bytes * len(batch) // max(rows, 1), payload=_cells(batch.column(0)))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file.path} cannot be read as Parquet ({_first_line(error)}); write it again.") from error
+        found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{uri} cannot be opened ({_first_line(error)}); see to the URI and the access.") from None
+    return found
 
 
-def _cells(column: Any) -> list[Any]:
-    # Python values, because pickling a slice of an Arrow array would carry the whole row group to the worker
+def _listed(uri: str) -> list[SourceFile]:
+    from pyarrow import fs
+
+    filesystem, path = _remote(uri)
+    scheme = uri.partition("://")[0]
     try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        return [_cell(cell) for cell in column]
-
-
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.as_py()
-    except UnicodeDecodeError:
-        return cell.as_buffer().to_pybytes()
-
-
-def read_block(block: Block, text_column: str = "text") -> Documents:
-    """The documents of a block; raises DataError where a file cannot be read at all."""
-    try:
-        if block.file.kind == "parquet":
-            return _read_rows(block)
-        if block.file.kind == "text":
-            return _read_text(block)
-        data = block.payload
-        if data is None:
-            with block.file.path.open("rb") as handle:
-                handle.seek(block.start)
-                data = handle.read(block.stop - block.start)
-    except OSError as error:
-        raise DataError(f"{block.file.path} cannot be read: {error.strerror or error}.") from error
-    return _read_lines(block, data, text_column)
-
-
-def _read_lines(block: Block, data: bytes, text_column: str) -> Documents:
-    found = Documents()
-    lines = data.removesuffix(b"\n").split(b"\n")
-    if block.start == 0:
-        lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-    for found.lines, raw in enumerate(lines, start=1):
-        if not raw.strip():
-            continue
-        try:
-            row = json.loads(raw.decode())
-        except UnicodeDecodeError as error:
-            fault = f"not UTF-8 at byte {error.start + 1} of the line"
-        except (ValueError, RecursionError) as error:
-            fault = f"not JSON ({_first_line(error)})"
+        about = filesystem.get_file_info(path)
+        if about.type == fs.FileType.File:
+            found, base = [about], path.rpartition("/")[0]
         else:
-            if not isinstance(row, dict):
-                fault = f"a JSON {type(row).__name__}, not an object"
-            elif text_column not in row:
-                fault = f"no column {text_column!r}, only {', '.join(map(repr, row)) or 'nothing'}"
-            else:
-                fault = _add(found, row[text_column], text_column)
-        if fault:
-            found.bad.append(BadLine(block.file.name, found.lines, fault))
-    return found
+            found, base = filesystem.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
+    except OSError as error:
+        raise DataError(f"{uri} cannot be listed ({_first_line(error)}); see to the URI and the access.") from None
+    files = [
+        SourceFile(f"{scheme}://{f.path}", f.path[len(base) + 1 :], "", f.size, str(f.mtime_ns))
+        for f in sorted(found, key=lambda f: f.path)
+        if f.type == fs.FileType.File
+    ]
+    return [f for f in files if not any(part.startswith(".") for part in f.name.split("/"))]
 
 
-def _read_rows(block: Block) -> Documents:
-    found = Documents()
-    for found.lines, cell in enumerate(block.payload, start=1):
-        fault = "bytes that are not UTF-8" if isinstance(cell, bytes) else _add(found, cell, "the text column")
-        if fault:
-            found.bad.append(BadLine(block.file.name, found.lines, fault))
-    return found
-
-
-def _read_text(block: Block) -> Documents:
-    found = Documents(lines=1)
+def _hub_files(uri: str) -> list[SourceFile]:
+    """hf://NAME[:CONFIG][/SPLIT is written @SPLIT]: what `datasets` downloads, as the Arrow files of its cache."""
+    name, _, split = uri.removeprefix(HUB).partition("@")
+    name, _, config = name.partition(":")
     try:
-        found.texts.append(block.file.path.read_bytes().decode())
-    except UnicodeDecodeError as error:
-        found.bad.append(BadLine(block.file.name, error.object.count(b"\n", 0, error.start) + 1, "not UTF-8"))
-    return found
-
-
-def _add(found: Documents, text: object, column: str) -> str:
-    """Take a document, or say what is wrong with it."""
-    if not isinstance(text, str):
-        return f"{column!r} is {'null' if text is None else type(text).__name__}, not a string"
+        import datasets
+    except ImportError:
+        raise DataError(f"{uri} needs the package datasets; pip install datasets, or give files.") from None
     try:
-        text.encode()  # JSON may spell half a surrogate pair, which no tokenizer takes
-    except UnicodeEncodeError:
-        return "half a surrogate pair, which is not text"
-    found.texts.append(text)
-    return ""
+        found: Any = datasets.load_dataset(name, config or None, split=split or "train")
+    except Exception as error:  # its own, huggingface_hub's and the network's have no common class
+        raise DataError(
+            f"{uri} cannot be loaded ({_first_line(error)}); see that the hub can be reached, or give files."
+        ) from None
+    paths = [Path(file["filename"]) for file in found.cache_files]
+    return [_local(path, f"{name}/{path.name}", "arrow") for path in paths]
 
 
 def _first_line(error: BaseException) -> str:

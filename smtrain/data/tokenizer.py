@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from smtrain.data.indexed import token_dtype
@@ -32,7 +31,7 @@ class TokenizerFacts:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, with whatever padding or truncation its file asks for turned off."""
-    path = _tokenizer_json(folder)
+    path = tokenizer_json(folder)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
@@ -56,27 +55,12 @@ def tokenizer_facts(folder: Path) -> TokenizerFacts:
             f"{folder / 'config.json'} has vocab_size {model_vocab_size} and tokenizer.json beside it has ids up to "
             f"{vocab_size - 1}; use the tokenizer of this very model, or a model with a larger vocabulary."
         )
-    sha256 = hashlib.sha256(_tokenizer_json(folder).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(tokenizer_json(folder).read_bytes()).hexdigest()
     return TokenizerFacts(sha256, vocab_size, model_vocab_size, _eos_id(folder, tokenizer, config))
 
 
-def encode(tokenizer: Tokenizer, texts: list[str], eos_id: int | None) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Ids of all texts end to end (int32), and their lengths. `eos_id` follows every text that is not empty.
-
-    No special token is added but that one, so that what Megatron's preprocessing writes is what comes out.
-    """
-    ids: list[int] = []
-    lengths = np.zeros(len(texts), np.int32)
-    for number, encoding in enumerate(tokenizer.encode_batch_fast(texts, add_special_tokens=False)):
-        before = len(ids)
-        ids += encoding.ids
-        if eos_id is not None and len(ids) > before:
-            ids.append(eos_id)
-        lengths[number] = len(ids) - before
-    return np.array(ids, np.int32), lengths
-
-
-def _tokenizer_json(folder: Path) -> Path:
+def tokenizer_json(folder: Path) -> Path:
+    """Where the tokenizer lies; raises DataError for a folder without one."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise DataError(

@@ -10,18 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.data import sources
-from smtrain.data.sources import BadLine, blocks, find_files, read_block
+from smtrain.data import reading, sources
+from smtrain.data.reading import BadLine, blocks, read_block
+from smtrain.data.sources import find_files
 from smtrain.errors import DataError
 
 
-def read(path: Path, column: str = "text", format: sources.Format = "auto") -> tuple[list[str], list[BadLine]]:
+def read(
+    path: Path, column: str = "text", format: sources.Format = "auto", separator: str | None = None
+) -> tuple[list[str], list[BadLine]]:
     texts, bad = [], []
     for file in find_files(path, format):
         lines = 0
-        for block in blocks(file, column):
-            found = read_block(block, column)
-            texts += found.texts
+        for block in blocks(file, column, separator):
+            found = read_block(block, column, separator)
+            texts += found.texts.to_pylist()
             bad += [BadLine(b.file, b.line + lines, b.reason) for b in found.bad]
             lines += found.lines
     return texts, bad
@@ -42,18 +45,22 @@ def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(tmp_path
     lines = "".join(json.dumps({"id": 1, "text": text}, ensure_ascii=False) + end for text in texts)
     (folder / "a.jsonl").write_bytes(lines.encode())
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines.removesuffix(end).encode()))
-    pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), folder / "a.parquet", row_group_size=3)
+    with pa.CompressedOutputStream(str(folder / "a.jsonl.zst"), "zstd") as zst:
+        zst.write(lines.encode())
+    table = pa.table({"text": pa.array(texts, pa.string())})
+    pq.write_table(table, folder / "a.parquet", row_group_size=3)
+    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as stream:  # as `datasets` saves to the disk
+        stream.write_table(table, max_chunksize=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BLOCK_BYTES", size)
-        patch.setattr(sources, "_PARQUET_ROWS", size)
-        for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
+        patch.setattr(reading, "BLOCK_BYTES", size)
+        for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow"):
             assert read(folder / name) == (texts, [])
             file = find_files(folder / name)[0]
             assert sum(block.size for block in blocks(file)) <= file.bytes  # never further than the end
 
 
 def test_each_fault_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 20)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 20)
     rows = [
         b'{"text": "good"}',
         b"",
@@ -88,7 +95,8 @@ def test_parquet_faults(tmp_path: Path) -> None:
     assert (texts, [(b.line, b.reason) for b in bad]) == (["a", "b"], [(2, "'the text column' is null, not a string")])
     with pytest.raises(DataError, match="no column 'body' but text, n"):
         read(tmp_path / "a.parquet", "body")
-    assert [b.line for b in read(tmp_path / "b.parquet")[1]] == [1, 2]
+    texts, bad = read(tmp_path / "b.parquet")
+    assert (texts, [str(b) for b in bad]) == (["ok"], ["b.parquet, line 2: bytes that are not UTF-8"])
     (tmp_path / "c.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:100])
     with pytest.raises(DataError, match=r"c\.parquet cannot be read as Parquet"):
         read(tmp_path / "c.parquet")
@@ -111,6 +119,9 @@ def test_which_files_are_found(tmp_path: Path) -> None:
     assert names("jsonl") == ["rows.jsonl"]
     assert names("text") == ["b.txt", "code.py", "out/made.txt", "rows.jsonl", "sub/a.txt"]
     assert [f.kind for f in find_files(tmp_path / "code.py", "text")] == ["text"]
+    assert [f.name for f in find_files(str(tmp_path / "**/*.txt"))] == ["b.txt", "out/made.txt", "sub/a.txt"]
+    with pytest.raises(DataError, match="holds no file"):
+        find_files(str(tmp_path / "*.none"))
     with pytest.raises(DataError, match=r"code\.py has an ending"):
         find_files(tmp_path / "code.py")
     with pytest.raises(DataError, match=r"no file that ends in \.parquet"):
@@ -125,3 +136,38 @@ def test_a_text_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("naïve\n".encode())
     (tmp_path / "b.txt").write_bytes(b"one\ntwo\n\xe9\n")
     assert read(tmp_path) == (["naïve\n"], [BadLine("b.txt", 3, "not UTF-8")])
+
+
+@given(st.lists(TEXT.filter(lambda t: "<>" not in t and t), max_size=8), st.integers(1, 40))
+@settings(deadline=None)
+def test_a_text_is_cut_at_its_separator_wherever_the_blocks_end(tmp_path_factory, texts, size) -> None:
+    folder = tmp_path_factory.mktemp("separated")
+    (folder / "a.txt").write_bytes("\n<>\n".join(texts).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "BLOCK_BYTES", size)
+        assert read(folder, separator="\n<>\n") == (texts, [])
+
+
+def test_objects_of_one_line_are_a_fault_and_blank_lines_are_none(tmp_path: Path) -> None:
+    """The fast reader takes both for what they are not; line by line tells."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}{"text": "b"}\n{"text": "c", "text": "d"}\n\n\n{"text": "e"}\n')
+    texts, bad = read(tmp_path)
+    assert texts == ["d", "e"]
+    assert [str(b).split(" (")[0] for b in bad] == ["a.jsonl, line 1: not JSON"]
+
+
+def test_a_document_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 10)
+    (tmp_path / "a.txt").write_text("x" * 101)
+    (tmp_path / "a.jsonl").write_text("x" * 200)
+    for name in ("a.txt", "a.jsonl"):
+        with pytest.raises(DataError, match=r"more than 0 MiB.*set data\.separator"):
+            read(tmp_path / name)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence() -> None:
+    with pytest.raises(
+        DataError, match=r"^hf://nobody/nothing (needs the package datasets|cannot be loaded).*files\.$"
+    ):
+        find_files("hf://nobody/nothing")

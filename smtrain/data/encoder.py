@@ -1,0 +1,180 @@
+"""Ids of many documents at once: through gigatoken where it gives what `tokenizers` gives, else through `tokenizers`.
+
+gigatoken is some thirty times faster and young, so it is never taken at its word: with every block of text it encodes,
+a part of that very text is encoded by `tokenizers` too, and one id that differs ends its use (`MismatchError`).
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from smtrain.data.reading import strings
+from smtrain.data.tokenizer import load_tokenizer, tokenizer_json
+from smtrain.errors import SmtrainError
+
+# gigatoken keeps every word it has met; starting afresh now and then bounds that to about 300 MiB
+_FRESH_AFTER = 1 << 30
+# what a fault of gigatoken would show in: the beginning of every file, and a piece out of every block
+_FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
+_BATCH_BYTES = 1 << 18
+
+
+class MismatchError(SmtrainError):
+    """gigatoken gave other ids than `tokenizers` for a piece of the text."""
+
+
+class Encoder(Protocol):
+    """Turns documents into ids; may be called from several threads at once."""
+
+    name: str
+
+    def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Ids of all `texts` (an Arrow array of large_string) end to end, and how many each has.
+
+        No special token is added. `first` says that a file begins here, which is looked at more closely.
+        """
+        ...
+
+
+class Plain:
+    """`tokenizers` itself, with its own threads."""
+
+    def __init__(self, folder: Path) -> None:
+        from importlib.metadata import version
+
+        self.name = f"tokenizers {version('tokenizers')}"
+        self._tokenizer = load_tokenizer(folder)
+
+    def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        parts: list[NDArray[Any]] = []
+        lengths = np.zeros(len(texts), np.int64)
+        for start, stop in _batches(texts):
+            for number, ids in enumerate(encode_texts(self._tokenizer, texts.slice(start, stop - start).to_pylist())):
+                parts.append(ids)
+                lengths[start + number] = len(ids)
+        return np.concatenate([np.zeros(0, np.int32), *parts]), lengths
+
+
+class Giga:
+    """gigatoken, compared with `tokenizers` on the first text of every file and on a piece out of every block."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ImportError without gigatoken, ValueError (or what else it has) for a tokenizer it cannot be."""
+        from importlib.metadata import version
+
+        import gigatoken
+
+        self.name = f"gigatoken {version('gigatoken')}"
+        content = tokenizer_json(folder).read_bytes()
+        self._make: Any = lambda: gigatoken.Tokenizer.from_json(content)
+        self._tokenizer, self._encoded = self._make(), 0
+        self._lock = threading.Lock()
+        self._reference = load_tokenizer(folder)
+
+    def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        if not len(texts):
+            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        tokenizer = self._for(texts.nbytes)
+        ids, lengths = _giga(tokenizer, texts)
+        self._compare(tokenizer, texts, first)
+        return ids, lengths
+
+    def _for(self, size: int) -> Any:
+        with self._lock:
+            self._encoded += size
+            if self._encoded > _FRESH_AFTER:
+                self._tokenizer, self._encoded = self._make(), size
+            return self._tokenizer
+
+    def _compare(self, tokenizer: Any, texts: Any, first: bool) -> None:
+        drawn = _drawn(texts, first)
+        ids, lengths = _giga(tokenizer, strings(drawn))
+        found = np.split(ids, np.cumsum(lengths)[:-1])
+        for text, mine, theirs in zip(drawn, found, encode_texts(self._reference, drawn), strict=True):
+            if not np.array_equal(mine, theirs):
+                raise MismatchError(f"{self.name} gives other ids than tokenizers for {text[:60]!r}...")
+
+
+def choose(folder: Path) -> tuple[Encoder, str]:
+    """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" where it is)."""
+    try:
+        return Giga(folder), ""
+    except ImportError:
+        return Plain(folder), "gigatoken is not installed"
+    except Exception as error:  # what Rust has to say about a tokenizer has no common class
+        reason = " ".join(str(error).split())[:200]
+        return Plain(folder), f"gigatoken does not take this tokenizer ({reason})"
+
+
+def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[Any]]:
+    """int32 ids of each text by `tokenizers`, without special tokens."""
+    return [np.array(e.ids, np.int32) for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def with_ends(
+    ids: NDArray[Any], lengths: NDArray[np.int64], dtype: np.dtype, eos_id: int | None
+) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """The same in the type of the data set, `eos_id` after every document that is not empty."""
+    if eos_id is None:
+        return ids.astype(dtype), lengths.astype(np.int32)
+    stored = lengths > 0
+    lengths = lengths + stored
+    ends = np.cumsum(lengths)[stored] - 1
+    out = np.empty(len(ids) + len(ends), dtype)
+    text = np.ones(len(out), bool)
+    text[ends] = False
+    out[text] = ids
+    out[ends] = eos_id
+    return out, lengths.astype(np.int32)
+
+
+def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Straight from Arrow's buffers and into numpy's, nothing copied and no Python object a document."""
+    import awkward
+
+    ak: Any = awkward
+
+    _, offsets, data = texts.buffers()
+    offsets = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    layout = ak.contents.ListOffsetArray(
+        ak.index.Index64(offsets),
+        ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
+        parameters={"__array__": "string"},
+    )
+    # one thread: the blocks are the parallelism
+    found = tokenizer.encode_batch(ak.Array(layout), parallel=False).layout
+    bounds = np.asarray(found.offsets.data)
+    return np.asarray(found.content.data)[bounds[0] : bounds[-1]], np.diff(bounds)
+
+
+def _drawn(texts: Any, first: bool) -> list[str]:
+    """Pieces of a block to compare: by its content, so that every run of the same text compares the same."""
+    number = zlib.crc32(str(texts[len(texts) // 2]).encode()) % len(texts)
+    drawn = [texts[number].as_py()[:_DRAWN_CHARACTERS]]
+    left = _FIRST_CHARACTERS if first else 0
+    for scalar in texts if first else ():
+        if left <= 0:
+            break
+        drawn.append(scalar.as_py()[:left])
+        left -= len(drawn[-1])
+    return drawn
+
+
+def _batches(texts: Any) -> list[tuple[int, int]]:
+    """Runs of documents of about _BATCH_BYTES: an encoding of `tokenizers` takes many times its text."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    cuts, start = [], 0
+    while start < len(texts):
+        stop = int(np.searchsorted(offsets, offsets[start] + _BATCH_BYTES, "right")) - 1
+        stop = max(start + 1, min(stop, len(texts)))
+        cuts.append((start, stop))
+        start = stop
+    return cuts

@@ -1,0 +1,209 @@
+"""The files that `prepare` appends to and the counts beside them: all of it can be marked and restored."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smtrain.data.cleaning import Seen
+from smtrain.data.indexed import index_of_documents
+from smtrain.data.journal import Appender
+from smtrain.data.manifest import PREFIX
+from smtrain.data.reading import BadLine
+from smtrain.data.sources import SourceFile
+from smtrain.errors import DataError
+
+if TYPE_CHECKING:
+    from smtrain.data.prepare import Piece
+
+_BAD_LINES_KEPT = 100
+
+
+class Part:
+    """The tokens of one source: PREFIX.bin, and a length per document for the index."""
+
+    def __init__(self, folder: Path, prefix: str, dtype: np.dtype) -> None:
+        self.folder, self.prefix, self.dtype = folder, prefix, dtype
+        self.documents = self.tokens = 0
+        self._files: dict[str, Appender] = {}
+
+    def begin(self) -> None:
+        self._files = {end: Appender(self._path(end)) for end in (".bin", ".lengths")}
+
+    def restore(self, mark: dict[str, Any]) -> bool:
+        self.documents, self.tokens = mark["documents"], mark["tokens"]
+        for end, about in mark["files"].items():
+            found = Appender.restored(self._path(end), about)
+            if found is None:
+                return False
+            self._files[end] = found
+        return True
+
+    def add(self, tokens: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> None:
+        self._files[".bin"].write(np.ascontiguousarray(tokens, self.dtype).data)
+        self._files[".lengths"].write(lengths.astype("<i4").data)
+        self.documents += len(lengths)
+        self.tokens += len(tokens)
+
+    def mark(self) -> dict[str, Any]:
+        files = {end: file.mark() for end, file in self._files.items()}
+        return {"documents": self.documents, "tokens": self.tokens, "files": files}
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Write the index; name, size and hash of the files of the data set."""
+        for file in self._files.values():
+            file.close(flush=True)
+        index_of_documents(self._path(".lengths"), self._path(".idx"), self.dtype)
+        return {
+            f"{self.prefix}.bin": self._files[".bin"].mark(),
+            f"{self.prefix}.idx": fingerprint(self._path(".idx")),
+        }
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _path(self, end: str) -> Path:
+        return self.folder / f"{self.prefix}{end}"
+
+
+class Tally:
+    """Counts over all pieces, in the order of the text, and the files they are about."""
+
+    def __init__(
+        self, folder: Path, files: list[list[SourceFile]], dtype: np.dtype, tokenized_by: str, deduplicate: bool
+    ) -> None:
+        self.folder, self.files, self.tokenized_by = folder, files, tokenized_by
+        prefixes = [PREFIX] if len(files) == 1 else [f"{PREFIX}_{i}" for i in range(len(files))]
+        self.parts = [Part(folder, prefix, dtype) for prefix in prefixes]
+        self._seen = Seen() if deduplicate else None
+        self._hashes: Appender | None = None
+        self.part = self.blocks = self.done_bytes = self.bad_count = 0
+        self.bad: list[str] = []
+        self.dropped: dict[str, int] = {}
+        self._line = 0
+        self._file = ""
+        self._per_file: list[dict[str, int]] = [{} for _ in files]
+
+    @property
+    def documents(self) -> int:
+        return sum(part.documents for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.tokens for part in self.parts)
+
+    def begin(self) -> None:
+        """Start with empty files."""
+        if self._seen is not None:
+            self._hashes = Appender(self.folder / "hashes")
+
+    def open_part(self, part: int) -> None:
+        """Go on with this source, from its beginning unless it was restored."""
+        if part != self.part or not (self.blocks or self.parts[part].documents):
+            self.part, self.blocks, self._line, self._file = part, 0, 0, ""
+            self.parts[part].begin()
+
+    def add(self, piece: Piece, max_bad: int) -> None:
+        """Append a piece. Raises DataError beyond `max_bad` bad lines."""
+        name = piece.block.file.name
+        if name != self._file or piece.block.first:
+            self._file, self._line = name, 0
+        placed = [str(BadLine(bad.file, self._line + bad.line, bad.reason)) for bad in piece.bad]
+        self._line += piece.lines
+        self.bad_count += len(placed)
+        self.bad += placed[: _BAD_LINES_KEPT - len(self.bad)]
+        if self.bad_count > max_bad:
+            raise DataError(
+                f"{self.bad[0]}; {self.bad_count} bad line{'s' * (self.bad_count > 1)} so far and max_bad is "
+                f"{max_bad}, so mend the text or raise data.max_bad."
+            )
+        tokens, lengths = piece.tokens, piece.lengths
+        self._drop("too short", piece.short)
+        if self._seen is not None and self._hashes is not None and piece.hashes is not None:
+            new = self._seen.new(piece.hashes)
+            self._hashes.write(piece.hashes[new].data)
+            self._drop("duplicates", len(new) - int(new.sum()))
+            tokens, lengths = tokens[np.repeat(new, lengths)], lengths[new]
+        self.parts[self.part].add(tokens, lengths)
+        row = self._per_file[self.part]
+        row[name] = row.get(name, 0) + len(lengths)
+        self.done_bytes += piece.block.size
+        self.blocks += 1
+
+    def _drop(self, reason: str, count: int) -> None:
+        if count:
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def mark(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return {
+            "part": self.part,
+            "blocks": self.blocks,
+            "done_bytes": self.done_bytes,
+            "line": self._line,
+            "file": self._file,
+            "bad_count": self.bad_count,
+            "bad": self.bad,
+            "dropped": self.dropped,
+            "per_file": self._per_file,
+            "parts": [part.mark() for part in self.parts[: self.part + 1]],
+            "hashes": self._hashes.mark() if self._hashes else None,
+        }
+
+    def restore(self, mark: dict[str, Any]) -> bool:
+        """Go back to a mark; False where the files are not what it says."""
+        if mark["hashes"] and self._seen is not None:
+            self._hashes = Appender.restored(self.folder / "hashes", mark["hashes"])
+            if self._hashes is None:
+                return False
+            self._seen.new(np.fromfile(self.folder / "hashes", "<u8"))
+        if not all(part.restore(about) for part, about in zip(self.parts, mark["parts"], strict=False)):
+            return False
+        self.part, self.blocks, self.done_bytes = mark["part"], mark["blocks"], mark["done_bytes"]
+        self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
+        self.bad_count, self.bad, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
+        return True
+
+    def check(self, seq_len: int, sources: list[str]) -> None:
+        """Raises DataError where a source has not one sample."""
+        for part, source in zip(self.parts, sources, strict=True):
+            if part.tokens < seq_len + 1:
+                self.close()
+                raise DataError(
+                    f"{source} gives {part.tokens} tokens in {part.documents} documents, and one sample needs "
+                    f"seq_len + 1 = {seq_len + 1}; add text or lower train.seq_len."
+                )
+
+    def source_rows(self) -> list[dict[str, Any]]:
+        """A row per file, for the manifest."""
+        return [
+            {"name": file.name, "bytes": file.bytes, "documents": counts.get(file.name, 0)}
+            for part, counts in zip(self.files, self._per_file, strict=True)
+            for file in part
+        ]
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Close everything and write the indexes; the files of the data set."""
+        if self._hashes:
+            self._hashes.close()
+        return {name: about for part in self.parts for name, about in part.finish().items()}
+
+    def close(self) -> None:
+        """Close everything as it is."""
+        for part in self.parts:
+            part.close()
+        if self._hashes:
+            self._hashes.close()
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
