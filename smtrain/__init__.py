@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smtrain.job.handle import Job
     from smtrain.job.run import Run, launch, request, run
     from smtrain.planner.api import Plan, plan
+    from smtrain.preflight import Finding, Report, check
     from smtrain.sdk.estimator import estimator
 
 __version__ = "0.1.0"
@@ -39,19 +40,25 @@ _HOME = {
     "Plan": "smtrain.planner.api",
     "plan": "smtrain.planner.api",
     "estimator": "smtrain.sdk.estimator",
+    "check": "smtrain.preflight",
+    "Finding": "smtrain.preflight",
+    "Report": "smtrain.preflight",
 }
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "Finding",
     "Job",
     "JobConfig",
     "JobError",
     "LocalError",
     "Plan",
+    "Report",
     "Run",
     "SmtrainError",
+    "check",
     "convert",
     "estimator",
     "launch",

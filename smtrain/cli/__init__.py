@@ -10,6 +10,10 @@ import sys
 # command -> (module that holds `app`, what it does)
 COMMANDS = {
     "plan": ("smtrain.cli.plan", "Say before paying: does it fit, how fast, how long, how much, what is better."),
+    "check": (
+        "smtrain.cli.check",
+        "Find every fault before it is paid for: quotas, role, buckets, image, data, limits.",
+    ),
     "run": ("smtrain.cli.run", "Take a config through all its stages: prepare, convert, train, export, generate."),
     "launch": ("smtrain.cli.launch", "Start one stage of a config."),
     "list": ("smtrain.cli.list_jobs", "List jobs, newest first."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import JobError
-from smtrain.job.inputs import download, list_objects, split_uri
+from smtrain.job.checkpoints import saved_steps
+from smtrain.job.inputs import download, split_uri
 from smtrain.job.logs import Line, LogReader, step_records
 from smtrain.job.target import Target, TargetName
 
 ENDED = ("Completed", "Failed", "Stopped")
-_STEP_FOLDER = re.compile(r"step_(\d+)/(.+)")
 
 
 class Job:
@@ -112,22 +111,7 @@ class Job:
         checkpointing = self.describe().get("CheckpointConfig")
         if not checkpointing:
             return []
-        uri = checkpointing["S3Uri"].rstrip("/") + "/"
-        bucket, prefix = split_uri(uri)
-        steps: dict[str, dict[str, int]] = {}
-        for item in list_objects(self.target, uri):
-            found = _STEP_FOLDER.fullmatch(item["Key"][len(prefix) :])
-            if found:
-                steps.setdefault(f"step_{found[1]}", {})[found[2]] = item["Size"]
-        whole = []
-        for step, files in sorted(steps.items()):
-            if "manifest.json" not in files:
-                continue
-            body = self.target.s3.get_object(Bucket=bucket, Key=f"{prefix}{step}/manifest.json")["Body"].read()
-            named = json.loads(body)["files"]
-            if all(files.get(name) == entry["size"] for name, entry in named.items()):
-                whole.append(f"{uri}{step}/")
-        return whole
+        return [step.uri for step in saved_steps(self.target, checkpointing["S3Uri"]) if step.whole]
 
     # ---- what one does with it
     def stop(self) -> None:

@@ -52,7 +52,7 @@ class Chain:
 
     def __init__(self, config: JobConfig, target: Target, *, look: bool = True) -> None:
         """`look=False` (dry run) asks the target nothing and takes every stage for its first attempt."""
-        self.target, self.look = target, look
+        self.given, self.target, self.look = config, target, look
         self.resolved: Resolved = resolve(config, target)
         self.config = self.resolved.config
         if not (self.config.data.path or self.config.data.prepared):

@@ -27,6 +27,7 @@ SURFACE = {
         "--prices",
         "--json",
     },
+    "check": {"--stage", "--target", "--set", "--json"},
     "run": {"--yes", "-y", "--target", "--set", "--dry-run", "--again", "--download"},
     "launch": {"--yes", "-y", "--stage", "--target", "--set", "--dry-run", "--wait", "--detach", "--again"},
     "list": {"--target", "--name", "--limit"},

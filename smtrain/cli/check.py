@@ -1,0 +1,32 @@
+"""`smtrain check CONFIG`: everything that can stop a run or make it pay for nothing, before it starts."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+
+app = options.app()
+
+
+@app.command()
+def check(
+    config: options.Config,
+    stage: Annotated[
+        Optional[options.StageOption],  # noqa: UP045
+        typer.Option(help="Look at this stage alone; default: all that the config has.", show_default=False),
+    ] = None,
+    target: options.To = None,
+    set_: options.Set = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Tell every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
+    from smtrain.preflight import check as look
+
+    report = look(config, stage=stage.value if stage else None, target=options.name_of(target), set_=set_ or ())
+    print(json.dumps(report.to_dict(), indent=2) if as_json else report)
+    if not report.ok:
+        raise typer.Exit(2)

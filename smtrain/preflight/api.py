@@ -1,0 +1,86 @@
+"""`check(config)`: all checks in one pass, side by side; and what `launch` and `run` do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from smtrain.config import Stage, load_config
+from smtrain.config.load import Source
+from smtrain.errors import ConfigError, JobError
+from smtrain.job.inputs import Say
+from smtrain.job.stages import Chain, stages_of
+from smtrain.job.target import TargetName, target_of
+from smtrain.preflight import cost, dataset, image, limits, quotas, resume, role, storage
+from smtrain.preflight.context import Check, Context, Unread
+from smtrain.preflight.findings import Finding, Report
+
+# In the order in which they are shown.
+CHECKS: dict[str, Check] = {
+    "limits": limits.limits,
+    "role": role.role,
+    "permissions": role.permissions,
+    "buckets": storage.buckets,
+    "quotas": quotas.quotas,
+    "image": image.image,
+    "model": dataset.model,
+    "data": dataset.data,
+    "inputs": storage.inputs,
+    "resume": resume.resume,
+    "memory": cost.memory,
+    "time": cost.time,
+    "spot": cost.spot,
+    "price": cost.price,
+}
+
+
+def check(
+    source: Source | None = None, *, stage: Stage | None = None, target: TargetName | None = None,
+    set_: Sequence[str] = (), **sections: Any,
+) -> Report:  # fmt: skip
+    """Look at everything that can stop a run, or make it pay for nothing, before it starts; changes nothing.
+
+    `stage` looks at one stage, default: all that the config has. What may not be read is a warning. A config that
+    cannot be loaded is told as such, with every fault in it.
+    """
+    try:
+        config = load_config(source, set_=set_, **sections)
+        chain = Chain(config, target_of(config, target))
+    except ConfigError as error:
+        return Report(tuple(Finding("config", "fault", fault) for fault in error.faults))
+    return look(chain, [stage] if stage else stages_of(config))
+
+
+def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> Report:
+    """Every check of these stages but those named in `without`."""
+    context = Context(chain, stages)
+    context.requests, context.plan  # noqa: B018 - made once, before the threads share them
+    chosen = [name for name in CHECKS if name not in without]
+    with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
+        found = list(pool.map(lambda name: _one(context, name), chosen))
+    return Report((Finding("config", "ok", "the config is whole"), *(finding for some in found for finding in some)))
+
+
+def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+    """What `launch` and `run` do before they upload anything to AWS: say what is doubtful, refuse what cannot work.
+
+    Raises `JobError` with every fault. The price is not looked at: the command line has asked about it.
+    """
+    if chain.target.name != "aws":
+        return
+    report = look(chain, stages, without=["price"])
+    for sentence in report.sentences("warning"):
+        say(f"warning: {sentence}")
+    if not report.ok:
+        faults = report.sentences("fault")
+        raise JobError("\n".join([*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]))
+
+
+def _one(context: Context, name: str) -> list[Finding]:
+    found: list[Finding] = []
+    try:
+        found.extend(CHECKS[name](context))
+    except Unread as why:
+        found.append(Finding(name, "warning", f"could not be checked: {why}", "look yourself, or get that permission"))
+    return found

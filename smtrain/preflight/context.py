@@ -1,0 +1,91 @@
+"""What every check looks at: the resolved config, the requests it leads to, its plan, and AWS - read, never written."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from smtrain.config import JobConfig, Stage
+from smtrain.errors import ConfigError
+from smtrain.job.stages import Chain
+from smtrain.planner.api import Plan
+from smtrain.preflight.findings import Finding
+
+Check = Callable[["Context"], Iterator[Finding]]
+# Codes by which AWS services say that the caller may not; S3's HEAD requests have no body and give the bare status.
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedAccess", "Forbidden", "403"}
+
+
+class Unread(Exception):  # noqa: N818 - no fault of anybody's: there is nothing to be told
+    """Something could not be read, so the check can tell nothing about it; the text says what and why."""
+
+
+class Absent(Exception):  # noqa: N818
+    """AWS says that there is no such thing."""
+
+
+@dataclass
+class Context:
+    """One config on one target, for the stages that are about to be launched."""
+
+    chain: Chain
+    stages: Sequence[Stage]
+
+    def __post_init__(self) -> None:
+        self._clients: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def config(self) -> JobConfig:
+        return self.chain.config
+
+    @property
+    def on_aws(self) -> bool:
+        return self.chain.target.name == "aws"
+
+    @cached_property
+    def requests(self) -> dict[Stage, dict[str, Any]]:
+        """The CreateTrainingJob request of each stage's first attempt; asks nobody."""
+        dry = copy.copy(self.chain)
+        dry.look = False
+        return {stage: dry.plan(stage).request for stage in self.stages}
+
+    @cached_property
+    def plan(self) -> Plan | ConfigError:
+        """The planner's word, or why it has none."""
+        from smtrain.planner.api import plan
+
+        try:
+            return plan(self.chain.given)
+        except ConfigError as error:
+            return error
+
+    def client(self, service: str) -> Any:
+        """A client of the target; checks run side by side, and making clients is not safe to do so."""
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self.chain.target.client(service)
+            return self._clients[service]
+
+    def ask(self, service: str, operation: str, *, absent: Sequence[str] = (), **arguments: Any) -> dict[str, Any]:
+        """One read. Raises `Absent` for the error codes given, `Unread` where it is not allowed or not answered."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = self.client(service)
+        try:
+            told: dict[str, Any] = getattr(client, operation)(**arguments)
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code"))
+            if code in absent:
+                raise Absent(error.response["Error"].get("Message", code)) from None
+            action = f"{service}:{client.meta.method_to_api_mapping[operation]}"
+            if code in DENIED:
+                raise Unread(f"you may not {action}") from None
+            raise Unread(f"{action} was answered with {code}") from None
+        except BotoCoreError as error:
+            raise Unread(f"{service} could not be asked ({error})") from None
+        return told

@@ -1,0 +1,126 @@
+"""The model's folder and the prepared data in S3: whole, and made for one another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.config.checks import shape_faults
+from smtrain.job.inputs import split_uri
+from smtrain.preflight.context import Absent, Context, Unread
+from smtrain.preflight.findings import Finding
+
+PREPARED_FORMAT = 1
+
+
+def model(context: Context) -> Iterator[Finding]:
+    """What loading the config sees of a local folder, for one in S3: a shape that fits the mesh, weights, tokenizer."""
+    uri = context.chain.given.model.path
+    if not uri.startswith("s3://"):
+        return
+    described = described_in(context, uri)
+    if described is None:
+        yield Finding("model", "fault", f"{uri} holds no config.json", "give the prefix of a Hugging Face model folder")
+        return
+    faults = [text for _, text in shape_faults(context.config, described)]
+    names = names_in(context, uri)
+    if context.config.model.init == "weights" and not any(name.startswith("model.safetensors") for name in names):
+        faults.append(
+            f"{uri} holds no model.safetensors (nor its index); save the weights so, or set model.init: scratch"
+        )
+    if "prepare" in context.stages and "tokenizer.json" not in names:
+        faults.append(f"{uri} holds no tokenizer.json, which preparing text needs")
+    for fault in faults:
+        yield Finding("model", "fault", fault)
+    if not faults:
+        yield Finding("model", "ok", f"{uri} is a {described.get('model_type')} model")
+
+
+def data(context: Context) -> Iterator[Finding]:
+    """`data.prepared` against the config: its format, vocabulary, sequence length, samples and files."""
+    uri = context.config.data.prepared
+    if uri is None:
+        return
+    remedy = "prepare the text again: `smtrain launch CONFIG --stage prepare` without data.prepared"
+    manifest = _json_of(context, uri, "manifest.json")
+    if manifest is None:
+        yield Finding("data", "fault", f"{uri} is no prepared dataset: it has no manifest.json", remedy)
+        return
+    if manifest.get("format_version") != PREPARED_FORMAT:
+        yield Finding(
+            "data",
+            "fault",
+            f"{uri} has format_version {manifest.get('format_version')}, {PREPARED_FORMAT} is read",
+            remedy,
+        )
+        return
+    faults = list(_mismatches(context, manifest))
+    sizes = sizes_in(context, uri)
+    for name, row in manifest.get("files", {}).items():
+        if sizes.get(name) != row["bytes"]:
+            faults.append(f"{uri} is not whole: {name} has {sizes.get(name, 'no')} bytes, not {row['bytes']}")
+    for fault in faults:
+        yield Finding("data", "fault", fault, remedy)
+    if not faults:
+        samples, tokens = manifest.get("samples", 0), manifest.get("tokens", 0)
+        yield Finding("data", "ok", f"{uri}: {tokens:,} tokens, {samples:,} samples of {manifest.get('seq_len')}")
+
+
+def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
+    config = context.config
+    if manifest.get("seq_len") != config.train.seq_len:
+        yield (
+            f"the data was prepared for sequences of {manifest.get('seq_len')}, and train.seq_len is "
+            f"{config.train.seq_len}"
+        )
+    if not manifest.get("samples"):
+        yield "the data has not one whole sample"
+    try:
+        described = described_in(context, context.chain.given.model.path)
+    except Unread:
+        described = None
+    vocabulary = (described or {}).get("vocab_size")
+    if isinstance(vocabulary, int) and manifest.get("vocab_size", 0) > vocabulary:
+        yield f"the data has token ids up to {manifest['vocab_size'] - 1}, and the model's vocabulary is {vocabulary}"
+    tokenizer = Path(context.chain.given.model.path) / "tokenizer.json"
+    wanted = manifest.get("tokenizer_sha256")
+    here = "://" not in context.chain.given.model.path and tokenizer.is_file()
+    if here and wanted and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted:
+        yield "the data was prepared with another tokenizer than the model's"
+
+
+def described_in(context: Context, path: str) -> dict[str, Any] | None:
+    """The config.json of a model's folder, here or in S3; None where it has none."""
+    if path.startswith("s3://"):
+        return _json_of(context, path, "config.json")
+    file = Path(path) / "config.json"
+    if "://" in path or not file.is_file():
+        return None
+    described: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return described
+
+
+def names_in(context: Context, uri: str) -> set[str]:
+    """Names of the objects directly or further below a prefix, relative to it."""
+    return set(sizes_in(context, uri))
+
+
+def sizes_in(context: Context, uri: str) -> dict[str, int]:
+    bucket, prefix = split_uri(uri.rstrip("/") + "/")
+    page = context.ask("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix)
+    return {item["Key"][len(prefix) :]: item["Size"] for item in page.get("Contents", [])}
+
+
+def _json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
+    bucket, prefix = split_uri(uri.rstrip("/") + "/")
+    try:
+        body = context.ask("s3", "get_object", absent=["NoSuchKey", "NoSuchBucket"], Bucket=bucket, Key=prefix + name)
+        told: dict[str, Any] = json.loads(body["Body"].read())
+    except Absent:
+        return None
+    except ValueError:
+        raise Unread(f"{uri.rstrip('/')}/{name} is not JSON") from None
+    return told

@@ -1,0 +1,68 @@
+"""What the checks found: one row each, and the whole of it as a table or as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Level = Literal["ok", "warning", "fault"]
+_ORDER: tuple[Level, ...] = ("fault", "warning", "ok")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    """What was looked at, in a word: quotas, role, buckets..."""
+    level: Level
+    """`fault`: the job would fail or not do what was asked; `warning`: it may, or it could not be told; else `ok`."""
+    text: str
+    remedy: str = ""
+    """What to do about it; empty where there is nothing to do."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every finding of one pass, in the order of the checks."""
+
+    findings: tuple[Finding, ...]
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing stands in the way; there may be warnings."""
+        return not self.faults
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == "fault"]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == "warning"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
+
+    def sentences(self, *levels: Level) -> list[str]:
+        """One line a finding: what it concerns, what is wrong, what to do."""
+        chosen = [finding for finding in self.findings if finding.level in levels]
+        return [f"{f.check}: {f.text}" + (f"; {f.remedy}" if f.remedy else "") for f in chosen]
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return "nothing was checked"
+        width = max(len(finding.check) for finding in self.findings)
+        lines = []
+        for finding in sorted(self.findings, key=lambda finding: _ORDER.index(finding.level)):
+            lines.append(f"{finding.level:7}  {finding.check:{width}}  {finding.text}")
+            if finding.remedy:
+                lines.append(f"{'':7}  {'':{width}}  -> {finding.remedy}")
+        counts = {level: sum(f.level == level for f in self.findings) for level in _ORDER}
+        lines.append(f"{counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} ok")
+        return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""The container image: what is known of its release, and whether the registry has it in this region."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from smtrain.facts import table
+from smtrain.facts.images import sdk_release, serves
+from smtrain.preflight.context import Absent, Context, Unread
+from smtrain.preflight.findings import Finding
+
+_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?:[:@](.+))?$")
+
+
+def image(context: Context) -> Iterator[Finding]:
+    """Every image that the requests name: what its Neuron release ships, and whether it is there."""
+    if not context.on_aws:
+        return  # the local control plane runs jobs without an image
+    for uri in sorted({r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}):
+        yield from _release(context, uri)
+        yield from _there(context, uri)
+
+
+def _release(context: Context, uri: str) -> Iterator[Finding]:
+    """What the engine needs of an image concerns the train stage; the others run on any."""
+    train = context.requests.get("train")
+    if train is None or train["AlgorithmSpecification"].get("TrainingImage") != uri:
+        return
+    engine, instance_type = context.config.train.engine, context.config.compute.instance_type
+    facts = table("images")["engines"][engine]
+    if engine == "native" and instance_type.startswith("ml.trn1"):
+        yield Finding(
+            "image", "fault", f"engine native needs {facts['needs']}; {instance_type} has no such image",
+            "set train.engine: nxd for Trainium1, or choose ml.trn2.48xlarge",
+        )  # fmt: skip
+        return
+    served = serves(uri, engine)
+    release = sdk_release(uri)
+    name = ".".join(map(str, release)) if release else "a release that its name does not tell"
+    if served is False:
+        yield Finding(
+            "image", "fault", f"the image has Neuron {name}, and engine {engine} needs {facts['needs']}",
+            "leave compute.image out for the newest image that serves it (`smtrain images` lists them)",
+        )  # fmt: skip
+    elif served is None and instance_type.startswith("ml.trn"):
+        yield Finding(
+            "image", "warning", f"whether the image ({name}) has what engine {engine} needs cannot be told from here",
+            f"it needs {facts['needs']}",
+        )  # fmt: skip
+    elif served and engine == "nxd":
+        first, last = facts["sdk"]
+        yield Finding(
+            "image", "warning", f"Neuron {last} is the last release whose image ships neuronx-distributed, the image has "
+            f"{name}: neuronx-distributed is at its end of life, and later releases will not mend it",
+            "nothing needs to be done today; plan for trn2 with engine native",
+        )  # fmt: skip
+
+
+def _there(context: Context, uri: str) -> Iterator[Finding]:
+    found = _ECR.match(uri)
+    if found is None:
+        yield Finding(
+            "image", "fault", f"{uri} is not in Amazon ECR, where SageMaker pulls from",
+            "push it to a repository of your account, or leave compute.image out",
+        )  # fmt: skip
+        return
+    account, region, repository, tag = found.groups()
+    if region != context.chain.target.region_name():
+        yield Finding(
+            "image", "fault", f"{uri} is in {region}, and the job runs in {context.chain.target.region_name()}",
+            "name the image of the job's region, or leave compute.image out",
+        )  # fmt: skip
+        return
+    by = {"imageDigest": tag} if tag and tag.startswith("sha256:") else {"imageTag": tag or "latest"}
+    try:
+        # What pulling needs too: the registries of AWS's own images allow this, and seldom DescribeImages.
+        told = context.ask(
+            "ecr", "batch_get_image", absent=["RepositoryNotFoundException"], registryId=account,
+            repositoryName=repository, imageIds=[by],
+        )  # fmt: skip
+    except Absent:
+        yield Finding(
+            "image", "fault", f"there is no repository {repository} in the registry {account} of {region}",
+            "choose a region that has it (compute.region), or set compute.image to a copy in your own registry",
+        )  # fmt: skip
+        return
+    if told.get("failures"):
+        failure = told["failures"][0]
+        if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest", "InvalidImageTag"):
+            raise Unread(f"ECR answered {failure.get('failureCode')} for {uri}")
+        yield Finding(
+            "image", "fault", f"{uri} is not there ({failure.get('failureCode')})",
+            "leave compute.image out for the newest known image, or correct it",
+        )  # fmt: skip
+    else:
+        yield Finding("image", "ok", f"{uri} is there")

@@ -1,0 +1,99 @@
+"""Service Quotas: enough instances of each type, for this use of it, and in one job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from smtrain.preflight.context import Absent, Context, Unread
+from smtrain.preflight.findings import Finding
+
+# Quotas as Service Quotas itself names them (Amazon SageMaker; read 2026-11 in published listings of accounts).
+# Of the names for spot in the lower half only the first half was seen; a quota that is not listed limits nothing here.
+TRAINING, SPOT, WARM_POOL = (
+    "{type} for training job usage", "{type} for spot training job usage", "{type} for training warm pool usage",
+)  # fmt: skip
+PER_JOB, PER_SPOT_JOB = "Maximum number of instances per training job", "Maximum instances per spot training job"
+ALL_JOBS, ALL_SPOT_JOBS = (
+    "Number of instances across all training jobs", "Number of instances across all spot training jobs",
+)  # fmt: skip
+RUN_TIME, VOLUME = "Longest run time for a training job", "Size of EBS volume for a training job instance"
+
+
+@dataclass(frozen=True)
+class Need:
+    """How much of a quota a run takes."""
+
+    name: str
+    amount: int
+    key: str
+    """The config key to lower instead."""
+    general: bool = False
+    """Of the account, not of an instance type: where it is not listed, nothing is limited."""
+
+
+def quotas(context: Context) -> Iterator[Finding]:
+    """One finding a quota. A job above its quota is refused (ResourceLimitExceeded); a pool above it is not kept."""
+    needs = list(_needs(context))
+    found = _listed(context, {need.name for need in needs})
+    region = context.chain.target.region_name()
+    for need in needs:
+        if need.name not in found:
+            if not need.general:
+                yield Finding(
+                    "quotas", "warning", f"Service Quotas lists no {need.name!r} in {region}",
+                    "the type may not be offered there; look at the region's list in the Service Quotas console",
+                )  # fmt: skip
+            continue
+        code, value = found[need.name]
+        if value >= need.amount:
+            yield Finding("quotas", "ok", f"{need.name!r} is {value:g}, {need.amount} needed")
+        else:
+            yield Finding(
+                "quotas", "fault", f"{need.name!r} is {value:g}, and this takes {need.amount}",
+                f"lower {need.key}, or ask for more: aws service-quotas request-service-quota-increase --service-code "
+                f"sagemaker --quota-code {code} --desired-value {need.amount} --region {region}",
+            )  # fmt: skip
+
+
+def _needs(context: Context) -> Iterator[Need]:
+    compute = context.config.compute
+    done = set()
+    for stage, request in context.requests.items():
+        resources, train = request["ResourceConfig"], stage == "train"
+        type_, count = resources.get("InstanceType"), resources.get("InstanceCount", 1)
+        spot = bool(request.get("EnableManagedSpotTraining"))
+        if not type_ or (type_, count, spot) in done:
+            continue
+        done.add((type_, count, spot))
+        key = "compute.instance_count" if train else "compute.cpu_instance_type"
+        yield Need((SPOT if spot else TRAINING).format(type=type_), count, key)
+        if train:
+            yield Need(PER_SPOT_JOB if spot else PER_JOB, count, key, general=True)
+            yield Need(ALL_SPOT_JOBS if spot else ALL_JOBS, count, key, general=True)
+            yield Need(RUN_TIME, compute.max_run, "compute.max_run", general=True)
+            yield Need(VOLUME, compute.volume_gb, "compute.volume_gb", general=True)
+        if resources.get("KeepAlivePeriodInSeconds"):
+            yield Need(WARM_POOL.format(type=type_), count, "compute.keep_alive to 0")
+
+
+def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
+    """Code and value by name. Values applied to the account first; where there is none, AWS's default holds."""
+    found: dict[str, tuple[str, float]] = {}
+    for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
+        token: dict[str, str] = {}
+        while names - found.keys():
+            try:
+                page = context.ask(
+                    "service-quotas", operation, absent=["NoSuchResourceException"], ServiceCode="sagemaker",
+                    MaxResults=100, **token,
+                )  # fmt: skip
+            except Absent:
+                raise Unread("Service Quotas knows nothing of sagemaker here") from None
+            for row in page["Quotas"]:
+                if row["QuotaName"] in names:
+                    found.setdefault(row["QuotaName"], (row["QuotaCode"], row["Value"]))
+            if not page.get("NextToken"):
+                break
+            token = {"NextToken": page["NextToken"]}
+    return found

@@ -1,0 +1,52 @@
+"""Where the run would go on: the newest whole checkpoint of its prefix, and what is wrong with newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.errors import JobError
+from smtrain.job.checkpoints import saved_steps
+from smtrain.job.request import checkpoint_uri
+from smtrain.preflight.context import Context, Unread
+from smtrain.preflight.findings import Finding
+
+
+def resume(context: Context) -> Iterator[Finding]:
+    """The checkpoints of the run. SageMaker brings all of them to every host before training begins."""
+    if "train" not in context.stages:
+        return
+    uri = checkpoint_uri(context.config)
+    try:
+        steps = saved_steps(context.chain.target, uri)
+    except JobError as error:
+        if "NoSuchBucket" in str(error):
+            return  # the check of the buckets says so
+        raise Unread(str(error)) from None
+    if not steps:
+        yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
+        return
+    whole = [step for step in steps if step.whole]
+    newest = steps[-1]
+    if not context.config.checkpoint.resume:
+        yield Finding(
+            "resume", "fault", f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
+            "set it to true to go on, or give the run another name to begin anew",
+        )  # fmt: skip
+    elif not whole:
+        yield Finding(
+            "resume", "fault", f"none of the {len(steps)} checkpoints in {uri} is whole: {newest.name} lacks "
+            f"{_names(newest.lacking)}",
+            "bring back what is missing, or give the run another name to begin anew",
+        )  # fmt: skip
+    elif newest.whole:
+        yield Finding("resume", "ok", f"goes on from {newest.uri}")
+    else:
+        yield Finding(
+            "resume", "warning", f"{newest.name} is not whole (it lacks {_names(newest.lacking)}): goes on from "
+            f"{whole[-1].name}",
+            "nothing needs to be done; the steps since then are trained again",
+        )  # fmt: skip
+
+
+def _names(lacking: tuple[str, ...]) -> str:
+    return ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")

@@ -1,0 +1,88 @@
+"""Buckets and what lies in them: reachable, in the job's region, not empty, and fit for FastFile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.job.inputs import split_uri
+from smtrain.preflight.context import Absent, Context
+from smtrain.preflight.findings import Finding
+
+GIB = 2**30
+# FastFile lists a channel when the job starts and opens one stream per file that is read; both cost per object, not per
+# byte (SageMaker guide, "best practices for choosing data source": fewer and larger files, read in sequence).
+MANY, SMALL = 100_000, 2**20
+LISTED = 200_000
+"""Objects looked at per channel; more than MANY is told as "more than"."""
+
+
+def buckets(context: Context) -> Iterator[Finding]:
+    """Every bucket that the requests name: there, yours to use, in the job's region."""
+    region = context.chain.target.region_name()
+    for bucket in sorted(_buckets(context)):
+        try:
+            told = context.ask("s3", "head_bucket", absent=["404", "NoSuchBucket"], Bucket=bucket)
+        except Absent:
+            yield Finding("buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI")
+            continue
+        where = told.get("BucketRegion") or region
+        if where != region:
+            yield Finding(
+                "buckets", "fault", f"{bucket} is in {where}, and the job runs in {region}",
+                "SageMaker reads buckets of its own region only: set compute.region, or copy the data",
+            )  # fmt: skip
+        else:
+            yield Finding("buckets", "ok", f"{bucket} is there, in {region}")
+
+
+def inputs(context: Context) -> Iterator[Finding]:
+    """What s3:// inputs of the config's own hold: neither nothing nor a great many tiny objects."""
+    config = context.config
+    given = {"data.path": context.chain.given.data.path, "model.path": context.chain.given.model.path}
+    for key, uri in {**given, "data.prepared": config.data.prepared}.items():
+        if not uri or not uri.startswith("s3://") or (key == "data.path" and "prepare" not in context.stages):
+            continue
+        sizes = _sizes(context, uri)
+        total = sum(sizes)
+        about = f"{uri} holds {len(sizes):,} objects, {total / GIB:.1f} GiB"
+        small = sum(size < SMALL for size in sizes)
+        if not sizes or not total:
+            yield Finding(
+                "inputs", "fault", f"{key}: {uri} is empty", "correct the URI, or upload what should be there"
+            )
+        elif len(sizes) > MANY:
+            yield Finding(
+                "inputs", "warning", f"{key}: {about}; FastFile lists them all before the job begins",
+                "pack them into fewer files of 100 MiB or more",
+            )  # fmt: skip
+        elif small > max(1000, len(sizes) // 2):
+            yield Finding(
+                "inputs", "warning", f"{key}: {about}, {small:,} of them below 1 MiB; each costs a request to read",
+                "pack them into fewer files of 100 MiB or more",
+            )  # fmt: skip
+        else:
+            yield Finding("inputs", "ok", f"{key}: {about}")
+
+
+def _buckets(context: Context) -> set[str]:
+    uris = [request["OutputDataConfig"]["S3OutputPath"] for request in context.requests.values()]
+    for request in context.requests.values():
+        uris += [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
+        uris += [request["CheckpointConfig"]["S3Uri"]] if "CheckpointConfig" in request else []
+    return {split_uri(uri)[0] for uri in uris}
+
+
+def _sizes(context: Context, uri: str) -> list[int]:
+    bucket, prefix = split_uri(uri)
+    sizes: list[int] = []
+    token: dict[str, str] = {}
+    while len(sizes) < LISTED:
+        try:
+            page = context.ask("s3", "list_objects_v2", absent=["NoSuchBucket"], Bucket=bucket, Prefix=prefix, **token)
+        except Absent:
+            return []
+        sizes += [item["Size"] for item in page.get("Contents", [])]
+        if not page.get("IsTruncated"):
+            break
+        token = {"ContinuationToken": page["NextContinuationToken"]}
+    return sizes
