@@ -25,6 +25,7 @@ def launch(
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
     again: options.Again = False,
     yes: options.Yes = False,
+    no_check: options.NoCheck = False,
 ) -> None:
     """Start one stage of a config and follow it."""
     from smtrain.cli.before import planned
@@ -38,7 +39,7 @@ def launch(
     if dry_run:
         print_requests(loaded, [stage.value], where)
         return
-    job = launch_stage(loaded, stage=stage.value, target=where, wait=wait, again=again)
+    job = launch_stage(loaded, stage=stage.value, target=where, wait=wait, again=again, check=not no_check)
     at = job.target.name
     print(f"job: {job.name}")
     if not wait:

@@ -37,6 +37,7 @@ To = Annotated[
     typer.Option("--target", help="Overrides the config's target.", show_default=False),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever it costs.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not look for faults first (on AWS).")]
 At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="Where the job is.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
 Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]

@@ -21,6 +21,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests as JSON and send nothing.")] = False,
     again: options.Again = False,
     yes: options.Yes = False,
+    no_check: options.NoCheck = False,
     download: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Copy the exported model into this folder at the end.", show_default=False),
@@ -37,7 +38,7 @@ def run(
     if dry_run:
         print_requests(loaded, stages_of(loaded), where)
         return
-    done = run_all(loaded, target=where, again=again)
+    done = run_all(loaded, target=where, again=again, check=not no_check)
     if download:
         print(f"model: {done.download(download)}")
     print(f"model: {done.model}")

@@ -19,6 +19,7 @@ from smtrain.job.inputs import upload_all
 from smtrain.job.logs import Line, step_records
 from smtrain.job.stages import Chain, StagePlan, list_jobs, stages_of
 from smtrain.job.target import TargetName, target_of
+from smtrain.preflight.api import before
 
 Say = Callable[[str], None]
 
@@ -88,9 +89,11 @@ def request(
 
 def launch(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
-    again: bool = False, set_: Sequence[str] = (), say: Say = print, **sections: Any,
+    again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = print, **sections: Any,
 ) -> Job:  # fmt: skip
     """Start one stage of a config and return its job.
+
+    On AWS everything that `smtrain.check` looks at is looked at first, unless `check` is False.
 
     A stage that runs already is joined, one that is done is returned as it is, unless `again`. With `wait` the job's
     lines are printed until it ends, and `JobError` is raised if it does not end well.
@@ -101,6 +104,8 @@ def launch(
     if plan.done and not again:
         say(f"{plan.done.name} has done this already (output {plan.done.output}); `again` does it once more")
         return plan.done
+    if check and not plan.running:
+        before(chain, [stage], say)
     job = _submit(chain, plan, say)
     if wait:
         job.follow(say=say)
@@ -110,18 +115,21 @@ def launch(
 
 
 def run(
-    source: Source | None = None, *, target: TargetName | None = None, again: bool = False,
+    source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
     set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None, **sections: Any,
 ) -> Run:  # fmt: skip
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
-    Stages that are done are skipped, one that was interrupted goes on. `on_line` gets every log line in place of `say`.
+    Stages that are done are skipped, one that was interrupted goes on. `on_line` gets every log line in place of `say`,
+    `check` is that of `launch`.
     Raises `JobError` at the first stage that does not end well.
     """
     config = load_config(source, set_=set_, **sections)
     chain = Chain(config, target_of(config, target))
     done = Run(chain.config)
     stages = stages_of(config)
+    if check:
+        before(chain, [stage for stage in stages if not chain.known(stage)], say)
     for number, stage in enumerate(stages, 1):
         plan = chain.plan(stage)
         started = time.monotonic()

@@ -103,6 +103,10 @@ class Chain:
         done = next((job for job in self._attempts(base) if job.known_done), None)
         return output_uri(self.config, done.name) if done else None
 
+    def known(self, stage: Stage) -> bool:
+        """Whether a job of the stage runs or has done it."""
+        return any(job.known_done or job.known_running for job in self._attempts(self.base_name(stage)))
+
     @property
     def checkpoints(self) -> str:
         """s3:// prefix of the run's checkpoints."""

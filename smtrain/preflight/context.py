@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig, Stage
 from smtrain.errors import ConfigError
 from smtrain.job.stages import Chain
-from smtrain.planner.api import Plan
 from smtrain.preflight.findings import Finding
+
+if TYPE_CHECKING:
+    from smtrain.planner.api import Plan
 
 Check = Callable[["Context"], Iterator[Finding]]
 # Codes by which AWS services say that the caller may not; S3's HEAD requests have no body and give the bare status.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
 from smtrain.errors import ConfigError
-from smtrain.planner.api import Plan
 from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
+
+if TYPE_CHECKING:
+    from smtrain.planner.api import Plan
 
 HOUR = 3600.0
 

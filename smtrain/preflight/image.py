@@ -27,7 +27,8 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
     train = context.requests.get("train")
     if train is None or train["AlgorithmSpecification"].get("TrainingImage") != uri:
         return
-    engine, instance_type = context.config.train.engine, context.config.compute.instance_type
+    engine: str = context.config.train.engine
+    instance_type = context.config.compute.instance_type
     facts = table("images")["engines"][engine]
     if engine == "native" and instance_type.startswith("ml.trn1"):
         yield Finding(
@@ -49,10 +50,10 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
             f"it needs {facts['needs']}",
         )  # fmt: skip
     elif served and engine == "nxd":
-        first, last = facts["sdk"]
+        last = facts["sdk"][1]
         yield Finding(
-            "image", "warning", f"Neuron {last} is the last release whose image ships neuronx-distributed, the image has "
-            f"{name}: neuronx-distributed is at its end of life, and later releases will not mend it",
+            "image", "warning", f"neuronx-distributed is at its end of life: Neuron {last} is the last release whose "
+            f"image ships it, and the image has {name}",
             "nothing needs to be done today; plan for trn2 with engine native",
         )  # fmt: skip
 

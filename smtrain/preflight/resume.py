@@ -15,13 +15,15 @@ def resume(context: Context) -> Iterator[Finding]:
     """The checkpoints of the run. SageMaker brings all of them to every host before training begins."""
     if "train" not in context.stages:
         return
+    from botocore.exceptions import BotoCoreError, ClientError
+
     uri = checkpoint_uri(context.config)
     try:
         steps = saved_steps(context.chain.target, uri)
-    except JobError as error:
+    except (JobError, ClientError, BotoCoreError) as error:
         if "NoSuchBucket" in str(error):
             return  # the check of the buckets says so
-        raise Unread(str(error)) from None
+        raise Unread(f"{uri}: {error}") from None
     if not steps:
         yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
         return

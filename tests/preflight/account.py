@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
-from botocore.validate import validate_parameters
+from botocore.validate import ParamValidator
 
 from smtrain.job.target import Target
 
@@ -48,5 +49,6 @@ class Account(Target):
             raise ClientError({"Error": {"Code": answer, "Message": f"{name}: {answer}"}}, model.name)
         body = {k: v for k, v in answer.items() if not isinstance(v, io.IOBase)}
         if model.output_shape is not None:
-            validate_parameters(body, model.output_shape)
-        return type("Http", (), {"status_code": 200})(), dict(answer)
+            report = ParamValidator().validate(body, model.output_shape)
+            assert not report.has_errors(), report.generate_report()
+        return type("Http", (), {"status_code": 200})(), copy.deepcopy(dict(answer))

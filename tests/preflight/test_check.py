@@ -1,0 +1,373 @@
+"""Every fault before it is paid for: named as AWS names it, with its remedy; what may not be read is a warning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.config import load_config
+from smtrain.job.stages import Chain, stages_of
+from smtrain.job.target import Target
+from smtrain.local import ensure_running
+from smtrain.preflight.api import CHECKS, before, look
+from smtrain.preflight.limits import violations
+from tests.preflight.account import Account, Answer
+
+ROLE = "arn:aws:iam::123456789012:role/training"
+TYPE, CPU = "ml.trn1.32xlarge", "ml.m5.4xlarge"
+TRUST = {
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}]
+}
+
+
+def quota(name: str, value: float) -> dict[str, Any]:
+    return {"QuotaName": name, "QuotaCode": f"L-{abs(hash(name)) % 16**8:08X}", "Value": value}
+
+
+def listed(*quotas: dict[str, Any]) -> dict[str, Any]:
+    return {"Quotas": list(quotas)}
+
+
+def role(trust: dict[str, Any] = TRUST) -> dict[str, Any]:
+    return {
+        "Role": {
+            "Path": "/", "RoleName": "training", "RoleId": "A" * 20, "Arn": ROLE, "CreateDate": "2026-01-01T00:00:00Z",
+            "AssumeRolePolicyDocument": json.dumps(trust),
+        }
+    }  # fmt: skip
+
+
+def allowing(given: dict[str, Any], *denied: str) -> dict[str, Any]:
+    return {
+        "EvaluationResults": [
+            {"EvalActionName": action, "EvalDecision": "implicitDeny" if action in denied else "allowed"}
+            for action in given["ActionNames"]
+        ]
+    }
+
+
+FINE: dict[str, Answer] = {
+    "iam.GetRole": role(),
+    "iam.SimulatePrincipalPolicy": allowing,
+    "service-quotas.ListServiceQuotas": listed(
+        quota(f"{TYPE} for training job usage", 8),
+        quota(f"{TYPE} for spot training job usage", 8),
+        quota(f"{TYPE} for training warm pool usage", 8),
+        quota(f"{CPU} for training job usage", 1),
+        quota("Maximum number of instances per training job", 20),
+    ),
+    "service-quotas.ListAWSDefaultServiceQuotas": listed(),
+    "ecr.BatchGetImage": {"images": [{}]},
+    "sts.GetCallerIdentity": {"Account": "123456789012"},
+}
+
+
+@pytest.fixture
+def bucket(local_home: Path, tmp_path: Path) -> Iterator[str]:
+    s3 = ensure_running().session().client("s3")
+    name = f"check-{tmp_path.name.replace('_', '-').lower()[:40].strip('-')}"
+    s3.create_bucket(Bucket=name)
+    yield name
+    for item in s3.list_objects_v2(Bucket=name).get("Contents", []):
+        s3.delete_object(Bucket=name, Key=item["Key"])
+    s3.delete_bucket(Bucket=name)
+
+
+@pytest.fixture
+def aws(raw: dict[str, Any], bucket: str) -> dict[str, Any]:
+    """A config for AWS with nothing wrong in it."""
+    return {
+        **raw, "target": "aws", "output": {"s3_uri": f"s3://{bucket}/smtrain"},
+        "parallel": {"tp": 4, "pp": 2}, "train": {"steps": 100, "global_batch_size": 64, "seq_len": 32},
+        "compute": {
+            "instance_type": TYPE, "instance_count": 2, "role": ROLE, "region": "us-east-1",
+            "image": f"763104351884.dkr.ecr.us-east-1.amazonaws.com/own:{'x' * 8}",
+        },
+    }  # fmt: skip
+
+
+def report(raw: dict[str, Any], only: str | None = None, stage: Any = None, **answers: Any) -> smtrain.Report:
+    """`check` with an account whose answers are FINE but for those given as service__Operation."""
+    config = load_config(raw)
+    given = {".".join(name.replace("service_", "service-").rsplit("_", 1)): a for name, a in answers.items()}
+    account = Account(str(config.compute.region), {**FINE, **given}, Target("local").s3)
+    chain = Chain(config, account)
+    without = [name for name in CHECKS if only and name != only]
+    return look(chain, [stage] if stage else stages_of(config), without)
+
+
+def only_fault(found: smtrain.Report, check: str) -> str:
+    assert [f.check for f in found.faults] == [check], str(found)
+    assert found.faults[0].remedy
+    return f"{found.faults[0].text}\n{found.faults[0].remedy}"
+
+
+def with_(raw: dict[str, Any], section: str, **keys: Any) -> dict[str, Any]:
+    return {**raw, section: {**raw.get(section, {}), **keys}}
+
+
+def test_nothing_is_wrong_with_a_config_that_is_fine(aws: dict[str, Any]) -> None:
+    fine = with_(aws, "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
+    trn2 = listed(quota("ml.trn2.48xlarge for training job usage", 1), quota(f"{CPU} for training job usage", 1))
+    found = report(fine, service_quotas_ListServiceQuotas=trn2)
+    assert found.ok, str(found)
+    assert {f.check for f in found} >= {
+        "limits",
+        "role",
+        "permissions",
+        "buckets",
+        "quotas",
+        "image",
+        "memory",
+        "price",
+    }
+    assert str(found).endswith("ok")
+    assert json.loads(json.dumps(found.to_dict()))["ok"] is True
+
+
+def test_each_quota_is_named_as_service_quotas_names_it_with_the_command_that_asks_for_more(
+    aws: dict[str, Any],
+) -> None:
+    names = {
+        f"{TYPE} for training job usage": 1,
+        f"{TYPE} for training warm pool usage": 0,
+        f"{CPU} for training job usage": 0,
+        "Maximum number of instances per training job": 1,
+        "Longest run time for a training job": 3600,
+    }
+    low = listed(*(quota(name, value) for name, value in names.items()))
+    found = report(with_(aws, "compute", keep_alive=600), "quotas", service_quotas_ListServiceQuotas=low)
+    texts = [f.text for f in found.faults]
+    assert [next(t for t in texts if f"'{name}'" in t) for name in names]
+    assert len(texts) == len(names)
+    for fault in found.faults:
+        assert (
+            "aws service-quotas request-service-quota-increase --service-code sagemaker --quota-code L-" in fault.remedy
+        )
+        assert fault.remedy.endswith("--region us-east-1")
+    spot = with_(aws, "compute", spot=True)
+    told = only_fault(
+        report(
+            spot, "quotas", "train",
+            service_quotas_ListServiceQuotas=listed(quota(f"{TYPE} for spot training job usage", 0)),
+        ),
+        "quotas",
+    )  # fmt: skip
+    assert "'ml.trn1.32xlarge for spot training job usage' is 0, and this takes 2" in told
+    assert "--desired-value 2" in told
+
+
+def test_a_quota_without_an_applied_value_has_aws_default_and_an_unlisted_one_is_a_warning(aws: dict[str, Any]) -> None:
+    found = report(
+        aws, "quotas", service_quotas_ListServiceQuotas=listed(quota(f"{CPU} for training job usage", 4)),
+        service_quotas_ListAWSDefaultServiceQuotas=listed(quota(f"{TYPE} for training job usage", 0)),
+    )  # fmt: skip
+    assert "is 0, and this takes 2" in only_fault(found, "quotas")
+    unlisted = report(aws, "quotas", service_quotas_ListServiceQuotas=listed())
+    assert len(unlisted.warnings) == 2
+    assert "Service Quotas lists no 'ml.trn1.32xlarge for training job usage' in us-east-1" in unlisted.warnings[1].text
+
+
+@pytest.mark.parametrize(
+    ("answers", "check", "said"),
+    [
+        ({"iam_GetRole": "NoSuchEntity"}, "role", "there is no role training"),
+        ({"iam_GetRole": role({"Statement": []})}, "role", "does not trust sagemaker.amazonaws.com"),
+        ({"iam_SimulatePrincipalPolicy": lambda g: allowing(g, "s3:PutObject")}, "permissions", "may not s3:PutObject"),
+        ({"ecr_BatchGetImage": "RepositoryNotFoundException"}, "image", "there is no repository own"),
+        (
+            {"ecr_BatchGetImage": {"failures": [{"failureCode": "ImageNotFound"}]}},
+            "image",
+            "is not there (ImageNotFound)",
+        ),
+        ({"s3_HeadBucket": "404"}, "buckets", "there is no bucket"),
+        ({"s3_HeadBucket": {"BucketRegion": "eu-west-1"}}, "buckets", "is in eu-west-1, and the job runs in us-east-1"),
+    ],
+)  # fmt: skip
+def test_what_aws_says_becomes_a_fault_with_a_remedy(
+    aws: dict[str, Any], answers: dict[str, Any], check: str, said: str
+) -> None:
+    fine = with_(aws, "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
+    found = report(fine, check, **answers)
+    assert said in only_fault(found, check)
+
+
+def test_what_may_not_be_read_is_a_warning_that_says_so_and_never_a_pass(aws: dict[str, Any]) -> None:
+    config = load_config(with_(aws, "data", prepared="s3://elsewhere/data", path=None))
+    account = Account("us-east-1", {"s3.Nothing": "AccessDenied"}, None)
+    found = look(Chain(config, account), stages_of(config))
+    denied = {f.check: f.text for f in found.warnings if "could not be checked" in f.text}
+    assert set(denied) == {"role", "permissions", "buckets", "quotas", "data", "inputs", "resume", "image"}
+    assert "you may not iam:GetRole" in denied["role"]
+    assert not {f.check for f in found if f.level == "ok"} & set(denied)
+
+
+def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -> None:
+    class Unplugged(Target):
+        def client(self, service: str) -> Any:
+            import boto3
+            from botocore.config import Config
+
+            return boto3.client(
+                service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x",
+                endpoint_url="http://127.0.0.1:9", config=Config(retries={"max_attempts": 0}),
+            )  # fmt: skip
+
+    config = load_config(aws)
+    found = look(Chain(config, Unplugged("aws", "us-east-1")), ["prepare"], without=["resume"])
+    assert {f.check for f in found.warnings} >= {"role", "permissions", "buckets", "quotas"}
+
+
+def test_the_image_must_have_what_the_engine_needs(aws: dict[str, Any]) -> None:
+    told = only_fault(report(aws, "image"), "image")
+    assert "engine native needs TorchNeuron" in told
+    assert "train.engine: nxd" in told
+    elsewhere = with_(
+        aws, "compute", image="763104351884.dkr.ecr.eu-west-1.amazonaws.com/x:y", instance_type="ml.m5.large"
+    )
+    elsewhere = {**elsewhere, "parallel": {}, "compute": {**elsewhere["compute"], "processes_per_instance": 1}}
+    assert "is in eu-west-1, and the job runs in us-east-1" in only_fault(report(elsewhere, "image"), "image")
+    hub = with_(elsewhere, "compute", image="docker.io/library/python:3.12")
+    assert "is not in Amazon ECR" in only_fault(report(hub, "image"), "image")
+
+
+def put(uri: str, files: dict[str, Any]) -> None:
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    for name, content in files.items():
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        Target("local").s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=body)
+
+
+MANIFEST = {
+    "format_version": 1, "seq_len": 32, "samples": 9, "tokens": 300, "vocab_size": 512,
+    "files": {"tokens.bin": {"bytes": 4, "sha256": ""}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "has no manifest.json"),
+        ({"manifest.json": {**MANIFEST, "format_version": 99}}, "format_version 99"),
+        ({"manifest.json": {**MANIFEST, "seq_len": 64}}, "prepared for sequences of 64, and train.seq_len is 32"),
+        ({"manifest.json": {**MANIFEST, "vocab_size": 513}}, "token ids up to 512, and the model's vocabulary is 512"),
+        ({"manifest.json": {**MANIFEST, "samples": 0}}, "not one whole sample"),
+        ({"manifest.json": {**MANIFEST, "tokenizer_sha256": "0"}}, "another tokenizer"),
+        ({"manifest.json": MANIFEST, "tokens.bin": b"abc"}, "tokens.bin has 3 bytes, not 4"),
+    ],
+)
+def test_prepared_data_must_be_whole_and_for_this_model(
+    aws: dict[str, Any], bucket: str, files: dict[str, Any], said: str
+) -> None:
+    put(f"s3://{bucket}/data", {"tokens.bin": b"abcd", **files})
+    found = report(with_(aws, "data", prepared=f"s3://{bucket}/data", path=None), "data")
+    assert said in only_fault(found, "data")
+    put(f"s3://{bucket}/data", {"tokens.bin": b"abcd", "manifest.json": MANIFEST})
+    assert report(with_(aws, "data", prepared=f"s3://{bucket}/data", path=None), "data").ok
+
+
+def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: str, model_folder: Path) -> None:
+    there = with_(aws, "model", path=f"s3://{bucket}/model")
+    assert "holds no config.json" in only_fault(report(there, "model"), "model")
+    described = json.loads((model_folder / "config.json").read_text())
+    put(f"s3://{bucket}/model", {"config.json": {**described, "num_attention_heads": 6}})
+    faults = " ".join(f.text for f in report(there, "model").faults)
+    assert "num_attention_heads = 6" in faults
+    assert "holds no model.safetensors" in faults
+    assert "holds no tokenizer.json" in faults
+    whole = {"config.json": described, "model.safetensors": b"x", "tokenizer.json": {}}
+    put(f"s3://{bucket}/model", whole)
+    assert report(there, "model").ok
+
+
+def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[str, Any], bucket: str) -> None:
+    there = with_(aws, "data", path=f"s3://{bucket}/text")
+    assert "is empty" in only_fault(report(there, "inputs"), "inputs")
+    put(f"s3://{bucket}/text", {"a.jsonl": b"x" * 100})
+    assert report(there, "inputs").ok
+    page = {"Contents": [{"Key": f"k{i}", "Size": 2000} for i in range(1000)], "IsTruncated": True,
+            "NextContinuationToken": "more"}  # fmt: skip
+    many = report(there, "inputs", s3_ListObjectsV2=page).warnings
+    assert "lists them all before the job begins" in many[0].text
+    pages = iter([page, {**page, "IsTruncated": False}])
+    tiny = report(there, "inputs", s3_ListObjectsV2=lambda _: next(pages)).warnings
+    assert "2,000 objects" in tiny[0].text
+    assert "below 1 MiB" in tiny[0].text
+
+
+def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucket: str) -> None:
+    assert report(aws, "resume").ok
+    run = f"s3://{bucket}/smtrain/tiny/checkpoints"
+    manifest = {"files": {"a.safetensors": {"size": 3}}}
+    put(f"{run}/step_00000010", {"manifest.json": manifest, "a.safetensors": b"ab"})
+    assert "none of the 1 checkpoints" in only_fault(report(aws, "resume"), "resume")
+    put(f"{run}/step_00000005", {"manifest.json": manifest, "a.safetensors": b"abc"})
+    found = report(aws, "resume")
+    assert found.ok
+    assert "step_00000010 is not whole (it lacks a.safetensors): goes on from step_00000005" in found.warnings[0].text
+    anew = with_(aws, "checkpoint", resume=False)
+    assert "checkpoint.resume is false" in only_fault(report(anew, "resume"), "resume")
+
+
+def test_memory_time_and_money_come_from_the_plan(aws: dict[str, Any]) -> None:
+    big = with_({**aws, "parallel": {"tp": 2, "pp": 1}}, "model", path="s3://models/llama-2-70b")
+    assert any("memory" in f.text for f in report(big, "memory").faults)
+    late = with_(with_(aws, "train", save_interval=100, steps=10**7, seq_len=256), "compute", max_run=1)
+    assert "ends before the first checkpoint" in only_fault(report(late, "time"), "time")
+    dear = with_(with_(aws, "train", steps=10**8), "compute", price_limit=1)
+    told = only_fault(report(dear, "price"), "price")
+    assert "above compute.price_limit = $1.00" in told
+
+
+def test_api_limits_are_told_all_at_once(aws: dict[str, Any]) -> None:
+    odd = with_(aws, "compute", environment={"A": "x" * 513, **{f"V{i}": "1" for i in range(100)}}, keep_alive=5000)
+    odd["tags"] = {f"k{i}": "v" for i in range(50)} | {"long": "x" * 257}
+    found = report(odd, "limits")
+    texts = " ".join(f.text for f in found.faults)
+    assert "Environment['A'] has 513 characters, 512 are allowed" in texts
+    assert "Environment has 1" in texts
+    assert "Tags has 5" in texts
+    assert "has 257 characters, 256 are allowed" in texts
+    assert "documented up to 3600 s" in found.warnings[0].text
+
+
+def test_the_whole_model_of_the_api_is_kept_to() -> None:
+    request = {
+        "TrainingJobName": "-" + "x" * 70, "RoleArn": "arn:aws:iam::1:role/x", "HyperParameters": {"a": "x" * 2501},
+        "InputDataConfig": [
+            {"ChannelName": f"c{i}", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b"}}}
+            for i in range(21)
+        ],
+        "ResourceConfig": {"InstanceType": "ml.trn3.huge", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+        "Tags": [{"Key": "ünï:/=+-@ ok", "Value": "no\ttab#"}],
+    }  # fmt: skip
+    told = "\n".join(violations(request))
+    assert "TrainingJobName has 71 characters, 63 are allowed" in told
+    assert "HyperParameters['a'] has 2501 characters" in told
+    assert "InputDataConfig has 21 entries, 20 are allowed" in told
+    assert "'ml.trn3.huge', which this botocore's SageMaker does not know" in told
+    assert "Tags[0].Value does not match" in told
+    assert "Tags[0].Key" not in told
+    assert "Missing required parameter" in told
+
+
+def test_a_config_that_cannot_be_loaded_is_told_with_every_fault(raw: dict[str, Any]) -> None:
+    found = smtrain.check({**raw, "train": {"lrr": 1, "steps": -1}, "target": "aws"})
+    assert [f.check for f in found.faults] == ["config", "config"]
+
+
+def test_launch_on_aws_starts_nothing_while_a_fault_stands(aws: dict[str, Any]) -> None:
+    account = Account("us-east-1", {**FINE, "iam.GetRole": "NoSuchEntity"}, Target("local").s3)
+    said: list[str] = []
+    with pytest.raises(smtrain.JobError, match=r"role: there is no role training; (.|\n)*`--no-check`"):
+        before(Chain(load_config(aws), account), ["prepare"], said.append)
+    assert not any("CreateTrainingJob" in name for name, _ in account.asked)
+    fine = Account("us-east-1", {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"}, Target("local").s3)
+    before(Chain(load_config(aws), fine), ["prepare"], said.append)
+    assert said[0].startswith("warning: quotas: could not be checked: you may not service-quotas:ListServiceQuotas")
