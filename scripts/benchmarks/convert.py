@@ -2,10 +2,10 @@
 
 A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
 every round: cp -r of the source, our conversion to NxD and back, and the same two written straightforwardly with torch.
-Wall times are medians of whole processes, Python and the import of torch (`start_s`) included; memory is the peak
-RssAnon of the converting process (pages of files do not count). Every conversion reads each byte of its source once,
-and once more to check its crc32 where there is one. Dirty pages are flushed before every measurement, so that no run
-pays for those of another. Of the other sizes only the peak of memory is taken.
+Wall times are medians of whole processes, Python's start and our imports (`start_s`) included; memory is the peak
+RssAnon of the converting process (pages of files do not count). Our conversions read each byte of the source once, and
+check its crc32 on the way. Dirty pages are flushed before every measurement, so that no run pays for those of another.
+The first of --billions is compared with the conversion in memory too; the keys of the others end in their size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
@@ -94,18 +94,15 @@ def main() -> None:
     result: dict[str, Any] = {}
     for size in options.billions:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-convert-") as folder:
-            measured = measure(Path(folder), size, options.rounds if size == "1.2" else 1)
-        result |= measured if size == "1.2" else {f"peak_mib_{size}b": measured["peak_mib"]}
+            measured = measure(Path(folder), size, options.rounds, memory=size == options.billions[0])
+        result |= measured if size == options.billions[0] else {f"{k}_{size}b": v for k, v in measured.items()}
     print(json.dumps(result) if options.json else "\n".join(f"{k:22} {v}" for k, v in result.items()))
 
 
-def measure(folder: Path, size: str, rounds: int) -> dict[str, Any]:
-    """One model's figures."""
+def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any]:
+    """One model's figures, with those of the conversion in memory or without."""
     model = folder / "hf"
     write_model(model, SHAPES[size])
-    times: dict[str, list[float]] = {}
-    peaks: dict[str, list[float]] = {}
-    written: dict[str, int] = {}
     cases = [
         ("cp", ["cp", "-r", str(model)], folder / "cp"),
         ("to_nxd", [sys.executable, "-c", TO_NXD, str(model)], folder / "nxd"),
@@ -113,64 +110,74 @@ def measure(folder: Path, size: str, rounds: int) -> dict[str, Any]:
         ("to_hf", [sys.executable, "-c", TO_HF, str(folder / "nxd")], folder / "back"),
         ("memory_to_hf", [sys.executable, "-c", IN_MEMORY_TO_HF, str(folder / "nxd")], folder / "memory_back"),
     ]
-    if size != "1.2":
-        cases = [case for case in cases if case[0] in ("to_nxd", "to_hf")]
-    else:
-        times["start"] = [timed([sys.executable, "-c", "import smtrain.checkpoint.convert"])[0] for _ in range(3)]
+    runs: dict[str, list[Run]] = {}
+    runs["start"] = [timed([sys.executable, "-c", "import smtrain.checkpoint.convert"]) for _ in range(3)]
+    written: dict[str, int] = {}
     for _ in range(rounds):
         for name, command, target in cases:
+            if name.startswith("memory") and not memory:
+                continue
             os.sync()
-            seconds, peak = timed([*command, str(target)])
-            times.setdefault(name, []).append(seconds)
-            peaks.setdefault(name, []).append(peak)
+            runs.setdefault(name, []).append(timed([*command, str(target)]))
             written[name] = sum(p.stat().st_size for p in target.rglob("*") if p.is_file())
             if name != "to_nxd":
                 shutil.rmtree(target)
         shutil.rmtree(folder / "nxd")
-    peak = round(max(max(peaks["to_nxd"]), max(peaks["to_hf"])))
-    if size != "1.2":
-        return {"peak_mib": peak}
-    median = {name: statistics.median(values) for name, values in times.items()}
+    seconds = {name: statistics.median(run.seconds for run in made) for name, made in runs.items()}
     # each run of ours over the cp of its own round: what else the machine does meets both alike
     over = {
-        n: statistics.median(a / b for a, b in zip(times[n], times["cp"], strict=True)) for n in ("to_nxd", "to_hf")
+        name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs["cp"], strict=True))
+        for name in ("to_nxd", "to_hf")
     }
-    return {
-        "to_nxd_over_cp": round(over["to_nxd"], 3),
-        "to_hf_over_cp": round(over["to_hf"], 3),
-        "over_memory": round(max(median[n] / median[f"memory_{n}"] for n in ("to_nxd", "to_hf")), 3),
-        "peak_mib": peak,
-        "memory_peak_mib": round(max(max(peaks["memory_to_nxd"]), max(peaks["memory_to_hf"]))),
-        **{f"{name}_s": round(value, 2) for name, value in median.items()},
-        **{f"{name}_written_mb": round(value / 1e6) for name, value in written.items()},
-    }
+    result: dict[str, Any] = {f"{name}_over_cp": round(value, 3) for name, value in over.items()}
+    if memory:
+        result["over_memory"] = round(max(seconds[n] / seconds[f"memory_{n}"] for n in over), 3)
+    result["peak_mib"] = round(max(run.peak_mib for name in over for run in runs[name]))
+    if memory:
+        held = [run.peak_mib for name in over for run in runs[f"memory_{name}"]]
+        result["memory_peak_mib"] = round(max(held))
+    result |= {f"{name}_s": round(value, 2) for name, value in seconds.items()}
+    result |= {f"{n}_cpu_s": round(statistics.median(run.cpu for run in made), 2) for n, made in runs.items()}
+    return result | {f"{name}_written_mb": round(value / 1e6) for name, value in written.items()}
 
 
-def timed(command: list[str]) -> tuple[float, float]:
-    """Wall seconds and peak RssAnon in MiB of a process."""
+class Run(NamedTuple):
+    """One process, from its start to its end."""
+
+    seconds: float
+    cpu: float
+    """User and system seconds."""
+    peak_mib: float
+    """Of RssAnon."""
+
+
+def timed(command: list[str]) -> Run:
+    """Run a process to its end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     began = time.perf_counter()
     process = subprocess.Popen(command, env=environment)
-    peak = [0.0]
+    peak, ended = 0.0, threading.Event()
 
     def watch() -> None:
-        while process.poll() is None:
+        nonlocal peak
+        while not ended.wait(0.02):
             try:
                 text = Path(f"/proc/{process.pid}/status").read_text()
             except OSError:
                 return
             found = [line.split()[1] for line in text.splitlines() if line.startswith("RssAnon")]
-            peak[0] = max(peak[0], int(found[0]) / 1024 if found else 0)
-            time.sleep(0.02)
+            peak = max(peak, int(found[0]) / 1024 if found else 0)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    status = process.wait()
+    _, status, used = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    ended.set()
     watcher.join()
     if status:
-        raise SystemExit(f"{command[:3]} ended with {status}")
-    return seconds, peak[0]
+        raise SystemExit(f"{command[:3]} ended with {process.returncode}")
+    return Run(seconds, used.ru_utime + used.ru_stime, peak)
 
 
 def write_model(folder: Path, sizes: dict[str, int]) -> None:
@@ -178,6 +185,7 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
     import torch
 
     from smtrain.checkpoint import safetensors
+    from smtrain.checkpoint.dtypes import BF16
     from smtrain.checkpoint.writing import Tensor
     from smtrain.model.families import ModelShape
 
@@ -189,7 +197,7 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
         **sizes,
     }
     specs = ModelShape.from_config(config).specs
-    container = safetensors.container("model.safetensors", {s.name: Tensor(torch.bfloat16, s.shape) for s in specs})
+    container = safetensors.container("model.safetensors", {s.name: Tensor(BF16, s.shape) for s in specs})
     noise = torch.randn(1 << 22).bfloat16().view(torch.uint8).numpy().tobytes()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

@@ -9,9 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from smtrain.checkpoint import manifest as native_manifest
+from smtrain.checkpoint.dtypes import values
 from smtrain.checkpoint.hf import HFSource
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
@@ -55,7 +56,7 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> About:
     source = open_weights(path, config)
     where = source.where
     shape = ModelShape.from_config(source.config)
-    dtypes = sorted({str(source.dtype(name)).removeprefix("torch.") for name in source.names()})
+    dtypes = sorted({str(source.dtype(name)) for name in source.names()})
     about: dict[str, Any] = {"kind": "hf", "topology": {}, "hashes": True, "step": None}
     if isinstance(source, NativeSource):
         about |= {"kind": "native", "topology": source.manifest.topology, "step": source.manifest.step}
@@ -113,11 +114,13 @@ def _compare(one: WeightSource, two: WeightSource, name: str) -> tuple[bool, flo
     step = max(1, BLOCK // max(1, prod(shape[1:]) * 8))
     for start in range(0, shape[0], step):
         bounds = [(start, min(start + step, shape[0])), *((0, n) for n in shape[1:])]
-        x, y = one.window(name, bounds), two.window(name, bounds)
-        if x.dtype == y.dtype and torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (x, y))):
+        x, y = one.bits(name, bounds), two.bits(name, bounds)
+        if one.dtype(name) == two.dtype(name) and np.array_equal(x, y):
             continue
         differs = True
-        most = max(most, float((x.double() - y.double()).abs().max()))
+        numbers = [values(bits, source.dtype(name)).astype("f8") for bits, source in ((x, one), (y, two))]
+        with np.errstate(invalid="ignore"):  # infinities have no difference
+            most = max(most, float(np.abs(numbers[0] - numbers[1]).max()))
     return differs, most
 
 

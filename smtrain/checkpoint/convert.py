@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
+from smtrain.checkpoint.dtypes import BF16, FP16, FP32
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
 from smtrain.checkpoint.layout import KvOrder
+from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_writer import write_native
 from smtrain.checkpoint.nxd_names import Qkv
 from smtrain.checkpoint.nxd_writer import Format, write_nxd
@@ -20,11 +20,7 @@ from smtrain.checkpoint.staging import refuse_overlap
 from smtrain.errors import ConfigError
 
 Kind = Literal["nxd", "hf", "native"]
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-}
+DTYPES = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 
 
 def convert(
@@ -48,7 +44,8 @@ def convert(
     Both are folders or s3:// URIs. The source's kind and topology are read from it; `config` is the folder of the
     config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's own saves. `kv_order` is the
     chip's order of repeated key/value heads, of the target and of a source without a manifest: tiled (trn1) or grouped
-    (trn2). `dtype` (bf16, fp32, fp16) converts on the way. Run again after an interruption, it goes on where it was.
+    (trn2). `dtype` (bf16, fp32, fp16) converts on the way. From native to native the optimizer's state goes along, and
+    training goes on from the result. Run again after an interruption, it goes on where it was.
 
     Raises CheckpointError where the source cannot be read or the two overlap, ConfigError where an option is none or
     the model cannot be cut for (tp, pp).
@@ -73,12 +70,13 @@ def convert(
     refuse_overlap(source, target)
     told = None if config is None else read_beside(config)
     weights = open_weights(source, told, kv_order)
+    state = StateReader.present(weights) if to == "native" else None
     weights = weights if dtype is None else Cast(weights, DTYPES[dtype])
     if to == "hf":
         beside = config if config is not None else (source if is_hf_folder(place(source)) else None)
         write_hf(weights, target, beside, max_shard_size)
     elif to == "native":
-        write_native(weights, target, tp=tp, pp=pp)
+        write_native(weights, target, tp=tp, pp=pp, state=state)
     else:
         write_nxd(
             weights,

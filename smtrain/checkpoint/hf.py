@@ -7,21 +7,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from smtrain.checkpoint import safetensors
+from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.layout import Layout
-from smtrain.checkpoint.places import Bounds, Place, Slab, place, read_text
+from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.produce import Plan, produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Job, Tensor
+from smtrain.checkpoint.writing import Container, Job, Tensor, Write
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
@@ -76,10 +74,9 @@ class HFSource(WeightSource):
                     f"{self._place}: {spec.name} has shape {list(slab.shape)} where config.json asks for "
                     f"{list(spec.shape)}; the two are not of one model."
                 )
-            if slab.dtype not in DTYPES:
+            if slab.dtype not in FLOATS:
                 raise CheckpointError(
-                    f"{self._place}: {spec.name} has the type {safetensors.CODES[slab.dtype]}; save the model in bf16 "
-                    "or fp32."
+                    f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in bf16 or fp32."
                 )
         head = f"{FAMILIES[self._shape.family].head}.weight" if self._shape.tied else None
         for name in held:
@@ -99,14 +96,14 @@ class HFSource(WeightSource):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._slab(name).shape
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> DType:
         return self._slab(name).dtype
 
-    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
-        return self._slab(name).window(bounds)
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        return self._slab(name).bits(bounds, tally)
 
-    def check(self, name: str) -> None:
-        self._slab(name).check(name)
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        self._slab(name).check(name, tally)
 
     @property
     def where(self) -> Place:
@@ -165,7 +162,7 @@ def write_hf(
         raise CheckpointError(
             f"{companions}/config.json describes another model than the weights; give the folder training started from."
         )
-    names = [spec.name for spec in shape.specs]
+    names = list(dict.fromkeys(part for spec in shape.specs for part in source.stored_with(spec.name)))
     tensors = {name: Tensor(source.dtype(name), source.shape(name)) for name in names}
     shards = _shards(tensors, max_shard_size)
     containers, groups = [], []
@@ -174,8 +171,7 @@ def write_hf(
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         container = safetensors.container(file, {name: tensors[name] for name in shard})
         containers.append(container)
-        in_order = sorted(shard, key=container.offsets.__getitem__)
-        groups.append([Job(name, (name,), (container,)) for name in in_order])
+        groups.append(_jobs(source, container))
         weight_map |= dict.fromkeys(shard, file)
     extras = {} if beside is None else _companions(beside)
     if len(shards) > 1:
@@ -186,15 +182,27 @@ def write_hf(
     produce(source, target, Plan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces))
 
 
+def _jobs(source: WeightSource, container: Container) -> list[Job]:
+    """In the order of the file; what is one tensor in the source is one job, as far as the file holds it."""
+    jobs: list[Job] = []
+    for name in sorted(container.offsets, key=container.offsets.__getitem__):
+        write = Write(name, (name,), (container,))
+        if jobs and jobs[-1][-1].name in source.stored_with(name):
+            jobs[-1] = (*jobs[-1], write)
+        else:
+            jobs.append((write,))
+    return jobs
+
+
 def _companions(beside: Place) -> dict[str, bytes]:
     files = beside.files()
     found = [file for file in files if file in COMPANIONS or _LEGAL.fullmatch(file)]
     return {file: bytes(beside.read(file, 0, files[file])) for file in found}
 
 
-def _with_dtype(config: dict[str, Any], dtypes: set[torch.dtype]) -> dict[str, Any]:
+def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:
     """Loaders go by the type that config.json names, so where it names one, it is the weights'."""
-    name = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else None
+    name = str(dtypes.pop()) if len(dtypes) == 1 else None
     return {**config, **{key: name for key in ("torch_dtype", "dtype") if name and key in config}}
 
 

@@ -2,34 +2,37 @@
 
 Files are safetensors under Hugging Face names. `NativeSource` gives the weights as they were trained: bf16 from a bf16
 run, fp32 from an fp32 run. `StateReader` gives what training goes on from, in fp32: `master` (which in an fp32 run are
-the model files themselves), `exp_avg` and `exp_avg_sq`.
+the model files themselves), `exp_avg` and `exp_avg_sq`. Neither needs torch; both give tensors of it on request.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+import numpy as np
 
-from smtrain.checkpoint import safetensors
+from smtrain.checkpoint import dtypes, safetensors
+from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
 from smtrain.checkpoint.layout import Layout
-from smtrain.checkpoint.manifest import NAME, Manifest, check_hash, fault_at, sync_folder
-from smtrain.checkpoint.places import Bounds, Place, Slab, place, read_text
+from smtrain.checkpoint.manifest import NAME, Manifest, check_hash, fault_at, sync_folder, verify
+from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 Kind = Literal["master", "exp_avg", "exp_avg_sq"]
 KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
 Window = tuple[tuple[int, int], ...]  # (start, stop) along every dimension
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _BLOCK = 64 << 20  # bytes hashed and written at a time
 
 
@@ -42,18 +45,18 @@ def optimizer_file(dp: int, tp: int, pp: int) -> str:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """`write_stream` of tensors on the CPU."""
+    bits = {name: dtypes.bits_of(tensor) for name, tensor in tensors.items()}
+    return write_stream(path, {n: Tensor(d, b.shape) for n, (d, b) in bits.items()}, lambda name: [bits[name][1]])
+
+
+def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]]) -> dict[str, Any]:
     """Write a safetensors file beside `path`, flush it to disk and rename it there; gives its size and sha256.
 
-    Tensors (fp32 or bf16, contiguous) go out one after another and are hashed on the way, so that no second copy of
-    them is made and nothing is read back. Raises OSError as the disk does.
+    Tensors go out one after another, in the pieces that are asked for one by one, and are hashed on the way, so that
+    no second copy of them is made and nothing is read back. Raises OSError as the disk does.
     """
-    header, at = {}, 0
-    for name, tensor in tensors.items():
-        stop = at + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, stop]}
-        at = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    container = safetensors.container(path.name, dict(tensors))
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.parent / f".{path.name}.part"
@@ -65,18 +68,19 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[s
                 while block:
                     block = block[file.write(block) :]
 
-            put(len(text).to_bytes(8, "little") + text)
-            for tensor in tensors.values():
-                data = tensor.detach().cpu().view(-1).view(torch.uint8).numpy().data
-                for start in range(0, len(data), _BLOCK):
-                    put(data[start : start + _BLOCK])
+            put(container.fixed[0][1])
+            for name in sorted(container.offsets, key=container.offsets.__getitem__):
+                for piece in pieces(name):
+                    data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+                    for start in range(0, len(data), _BLOCK):
+                        put(data[start : start + _BLOCK])
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError:
         beside.unlink(missing_ok=True)  # on a full disk the half of a file is in everyone's way
         raise
     sync_folder(path.parent)
-    return {"size": 8 + len(text) + at, "sha256": digest.hexdigest()}
+    return {"size": container.end, "sha256": digest.hexdigest()}
 
 
 class _Files:
@@ -90,7 +94,7 @@ class _Files:
         self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
         self.layout = Layout(ModelShape.from_config(self.manifest.config), self.tp, self.pp)
-        self.dtype = torch.bfloat16 if self.manifest.precision == "bf16" else torch.float32
+        self.dtype = BF16 if self.manifest.precision == "bf16" else FP32
         self._open: dict[str, dict[str, Slab]] = {}
 
     def slab(self, file: str, name: str) -> Slab:
@@ -101,15 +105,15 @@ class _Files:
             raise CheckpointError(f"{self.place}/{path} lacks {name}: take another checkpoint")
         return self._open[path][name]
 
-    def weights(self, name: str, window: Window | None = None) -> torch.Tensor:
+    def weights(self, name: str, window: Window | None = None) -> Bits:
         """A window of a parameter out of the model files."""
         pp = self.layout.stages(name)[0]
 
-        def local(tp: int, part: Window) -> torch.Tensor:
+        def local(tp: int, part: Window) -> Bits:
             slab = self.slab(model_file(tp, pp), name)
             if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
                 raise CheckpointError(f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says")
-            return slab.window(part)
+            return slab.bits(part)
 
         return _assemble(self.layout, name, window, local)
 
@@ -118,9 +122,7 @@ def _window(shape: tuple[int, ...], dim: int | None, start: int, stop: int | Non
     return tuple((start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(shape))
 
 
-def _assemble(
-    layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], torch.Tensor]
-) -> torch.Tensor:
+def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], Bits]) -> Bits:
     """Join a window of a parameter from the tensor-parallel ranks' parts; `local` reads a window of one rank's part."""
     shape = layout.spec(name).shape
     window = window or _window(shape, None, 0, None)
@@ -128,7 +130,7 @@ def _assemble(
     if dim is None:
         return local(0, window)
     first, last = window[dim]
-    out: torch.Tensor | None = None
+    out: Bits | None = None
     seen = set()
     for tp in range(layout.tp):
         shard, at = layout.shard(name, tp), 0
@@ -141,8 +143,8 @@ def _assemble(
                 if high - low == last - first:
                     return part
                 if out is None:
-                    out = part.new_empty([stop - start for start, stop in window])
-                out.narrow(dim, low - first, high - low).copy_(part)
+                    out = np.empty([stop - start for start, stop in window], part.dtype)
+                np.moveaxis(out, dim, 0)[low - first : high - first] = np.moveaxis(part, dim, 0)
             at += b - a
     assert out is not None
     return out
@@ -170,10 +172,10 @@ class NativeSource(WeightSource):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._files.layout.spec(name).shape
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> DType:
         return self._files.dtype
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, tally: Tally | None = None) -> None:
         files = self._files
         folder = files.place.path()
         for tp in range(files.tp) if folder is not None else ():
@@ -187,7 +189,7 @@ class NativeSource(WeightSource):
                 raise CheckpointError(f"{folder}/{NAME} lists no {path}: take another checkpoint")
             check_hash(folder, path, self.manifest.files[path])
 
-    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         return self._files.weights(name, tuple(bounds))
 
     @property
@@ -208,15 +210,19 @@ class StateReader:
 
     def read(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> torch.Tensor:
         """What rank `tp_rank` of another `layout` holds of `name`, in fp32 and of its local shape."""
+        return dtypes.tensor(self.local(kind, name, layout, tp_rank), FP32)
+
+    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> Bits:
+        """The same as bits."""
         shard, shape = layout.shard(name, tp_rank), layout.spec(name).shape
         if shard.dim is None:
             return self._read(kind, name, None)
-        out = torch.zeros(layout.local_shape(name, tp_rank))
-        at = 0
+        out: Bits = np.zeros(layout.local_shape(name, tp_rank), FP32.bits)
+        along, at = np.moveaxis(out, shard.dim, 0), 0
         for start, stop in shard.ranges:
             if start < stop:
                 part = self._read(kind, name, _window(shape, shard.dim, start, stop))
-                out.narrow(shard.dim, at, stop - start).copy_(part)
+                along[at : at + stop - start] = np.moveaxis(part, shard.dim, 0)
             at += stop - start
         return out
 
@@ -224,28 +230,42 @@ class StateReader:
         """One rank's flat part as it was saved; None for the master weights of an fp32 run."""
         if kind == "master" and self.manifest.precision == "fp32":
             return None
-        return self._files.slab(optimizer_file(dp_rank, tp_rank, pp_rank), kind).whole()
+        return dtypes.tensor(self._files.slab(optimizer_file(dp_rank, tp_rank, pp_rank), kind).whole(), FP32)
 
-    def _read(self, kind: Kind, name: str, window: Window | None) -> torch.Tensor:
+    def check(self) -> None:
+        """Raises `CheckpointError` where the bytes of any file on this machine's disk are not those written."""
+        if (folder := self._files.place.path()) is not None:
+            verify(folder)
+
+    @staticmethod
+    def present(source: WeightSource) -> StateReader | None:
+        """The state beside the weights of a source, if it is a native checkpoint that has some."""
+        if not isinstance(source, NativeSource):
+            return None
+        root = source.manifest.root
+        held = any(file.startswith(f"{root}optim/") for file in source.manifest.files)
+        return StateReader(source.where) if held else None
+
+    def _read(self, kind: Kind, name: str, window: Window | None) -> Bits:
         if kind == "master" and self.manifest.precision == "fp32":
             return self._files.weights(name, window)
         layout, pp = self._files.layout, self._files.layout.stages(name)[0]
 
-        def local(tp: int, part: Window) -> torch.Tensor:
+        def local(tp: int, part: Window) -> Bits:
             shape = layout.local_shape(name, tp)
             row = prod(shape[1:])
             (a, b), columns = part[0], part[1:]
             at = self._at[pp][name]
-            rows = self._flat(kind, tp, pp, at + a * row, at + b * row).view(b - a, *shape[1:])
+            rows = self._flat(kind, tp, pp, at + a * row, at + b * row).reshape(b - a, *shape[1:])
             return rows[(slice(None), *(slice(c, d) for c, d in columns))]
 
         return _assemble(layout, name, window, local)
 
-    def _flat(self, kind: Kind, tp: int, pp: int, start: int, stop: int) -> torch.Tensor:
+    def _flat(self, kind: Kind, tp: int, pp: int, start: int, stop: int) -> Bits:
         """Numbers `start:stop` of a flat buffer, across the parts of the data-parallel ranks."""
         n = self.manifest.shard[pp]
         parts = [
-            self._files.slab(optimizer_file(dp, tp, pp), kind).window([(max(start - dp * n, 0), min(stop - dp * n, n))])
+            self._files.slab(optimizer_file(dp, tp, pp), kind).bits([(max(start - dp * n, 0), min(stop - dp * n, n))])
             for dp in range(start // n, (stop - 1) // n + 1)
         ]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]

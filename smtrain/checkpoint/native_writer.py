@@ -1,91 +1,114 @@
-"""The native engine's format as a target: the weights of a model before its first step."""
+"""The native format as a target: a checkpoint in another cut, or the weights of a model before its first step."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 
 from smtrain.checkpoint import manifest as manifests
+from smtrain.checkpoint.dtypes import BF16, FP32, Bits
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import Manifest
-from smtrain.checkpoint.native import model_file, write_safetensors
+from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file, write_stream
 from smtrain.checkpoint.places import is_uri
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.staging import staged
+from smtrain.checkpoint.staging import Staging, staged
+from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 
-_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+_PRECISIONS = {BF16: "bf16", FP32: "fp32"}
 
 
-def write_native(source: WeightSource, target: Path | str, *, tp: int, pp: int) -> None:
-    """Write `target/step_00000000`, a rank's part of one tensor in memory at a time.
+def write_native(
+    source: WeightSource, target: Path | str, *, tp: int, pp: int, state: StateReader | None = None
+) -> None:
+    """Write `target/step_00000000` in the cut of (tp, pp), a rank's part of one tensor in memory at a time.
 
-    It holds weights and no optimizer state: a model to start training from, in the cut of (tp, pp). Raises
-    CheckpointError where the weights are not all bf16 or all fp32, or the target is not a folder of this machine.
+    With `state` it is the step that the state is of, and training goes on from it; without, a model to start from.
+    Where the state is of a bf16 run and `source` gives fp32, the weights are its master weights. Raises CheckpointError
+    where the weights are not all bf16 or all fp32, or the target is not a folder of this machine.
     """
     if is_uri(target):
         raise CheckpointError(f"{target}: native checkpoints are written to a folder; copy it there afterwards.")
     dtypes = {source.dtype(name) for name in source.names()}
     if len(dtypes) > 1 or not dtypes <= set(_PRECISIONS):
         raise CheckpointError("a native checkpoint is all bf16 or all fp32, the source is not; convert with --dtype.")
-    layout = Layout(ModelShape.from_config(source.config), tp, pp)
-    checkpoint = manifests.step_folder(Path(target), 0)
-    told = json.dumps([manifests.FORMAT, tp, pp, source.config, source.stamp()], default=str)
+    writer = _Writer(source, Layout(ModelShape.from_config(source.config), tp, pp), state, _PRECISIONS[dtypes.pop()])
+    checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
+    told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp()], default=str)
     try:
         with staged(checkpoint, hashlib.sha256(told.encode()).hexdigest()) as stage:
             if not stage.moving:
-                files = {}
-                for p in range(pp):
-                    for t in range(tp):
-                        part = _Part(source, layout, p, t)
-                        for name in part:
-                            source.check(name)
-                        files[model_file(t, p)] = write_safetensors(stage.folder / model_file(t, p), part)
-                tables = [layout.flat_table(p) for p in range(pp)]
-                manifest = Manifest(
-                    step=0,
-                    optimizer_steps=0,
-                    topology={"tp": tp, "pp": pp, "dp": 1},
-                    precision=_PRECISIONS[dtypes.pop()],
-                    config=source.config,
-                    flat=[[list(entry) for entry in table.entries] for table in tables],
-                    shard=[table.size for table in tables],
-                    files=files,
-                    state={},
-                    shapes={spec.name: list(spec.shape) for spec in layout.shape.specs},
-                )
-                manifests.write_manifest(stage.folder, manifest)
+                writer.write(stage)
             stage.publish(manifests.NAME, ("model/*.safetensors", "optim/*.safetensors"))
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written ({error}); see to the disk and run it again.") from None
 
 
-class _Part(Mapping[str, torch.Tensor]):
-    """What one rank holds, read when it is asked for and not kept."""
+class _Writer:
+    def __init__(self, source: WeightSource, layout: Layout, state: StateReader | None, precision: str) -> None:
+        self._source, self._layout, self._state, self._precision = source, layout, state, precision
 
-    def __init__(self, source: WeightSource, layout: Layout, pp_rank: int, tp_rank: int) -> None:
-        self._source, self._layout, self._tp_rank = source, layout, tp_rank
-        self._names = layout.names(pp_rank)
+    def write(self, stage: Staging) -> None:
+        source, layout, state = self._source, self._layout, self._state
+        if state is None:
+            for name in source.names():
+                source.check(name)
+        else:
+            state.check()
+        files: dict[str, dict[str, Any]] = {}
+        for p in range(layout.pp):
+            for t in range(layout.tp):
+                files |= self._rank(stage.folder, p, t)
+        tables = [layout.flat_table(p) for p in range(layout.pp)]
+        manifest = Manifest(
+            step=0 if state is None else state.manifest.step,
+            optimizer_steps=0 if state is None else state.manifest.optimizer_steps,
+            topology={"tp": layout.tp, "pp": layout.pp, "dp": 1},
+            precision=self._precision,
+            config=source.config,
+            flat=[[list(entry) for entry in table.entries] for table in tables],
+            shard=[table.size for table in tables],
+            files=files,
+            state={} if state is None else state.manifest.state,
+            shapes={spec.name: list(spec.shape) for spec in layout.shape.specs},
+        )
+        manifests.write_manifest(stage.folder, manifest)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+    def _rank(self, folder: Path, p: int, t: int) -> dict[str, dict[str, Any]]:
+        """Write one rank's files; gives what the manifest says of them."""
+        layout, file = self._layout, model_file(t, p)
+        tensors = {name: Tensor(self._source.dtype(name), layout.local_shape(name, t)) for name in layout.names(p)}
+        files = {file: write_stream(folder / file, tensors, lambda name: [self._part(name, t)])}
+        if self._state is not None:
+            kinds = KINDS if self._precision == "bf16" else KINDS[1:]  # in fp32, the weights are the master
+            flat, file = Tensor(FP32, (layout.flat_table(p).size,)), optimizer_file(0, t, p)
+            files[file] = write_stream(folder / file, dict.fromkeys(kinds, flat), lambda kind: self._flat(kind, p, t))
+        return files
 
-    def __len__(self) -> int:
-        return len(self._names)
+    def _flat(self, kind: Kind, pp_rank: int, tp_rank: int) -> Iterator[Bits]:
+        assert self._state is not None
+        for name, _, _ in self._layout.flat_table(pp_rank).entries:
+            yield self._state.local(kind, name, self._layout, tp_rank)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        shard = self._layout.shard(name, self._tp_rank)
+    def _part(self, name: str, tp_rank: int) -> Bits:
+        """What one rank holds of a parameter."""
+        if self._state is not None and self._precision == "fp32":
+            return self._state.local("master", name, self._layout, tp_rank)
+        shard, whole = self._layout.shard(name, tp_rank), [(0, n) for n in self._source.shape(name)]
         if shard.dim is None:
-            return self._source.read(name).contiguous()
-        out = torch.zeros(self._layout.local_shape(name, self._tp_rank), dtype=self._source.dtype(name))
-        at = 0
+            return self._source.bits(name, whole)
+        out: Bits = np.zeros(self._layout.local_shape(name, tp_rank), self._source.dtype(name).bits)
+        along, at = np.moveaxis(out, shard.dim, 0), 0
         for start, stop in shard.ranges:
             if start < stop:
-                out.narrow(shard.dim, at, stop - start).copy_(self._source.read(name, shard.dim, start, stop))
+                bounds = [(start, stop) if i == shard.dim else whole[i] for i in range(len(whole))]
+                along[at : at + stop - start] = np.moveaxis(self._source.bits(name, bounds), shard.dim, 0)
             at += stop - start
         return out

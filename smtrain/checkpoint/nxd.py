@@ -7,18 +7,20 @@ Read are the current layout `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, the old
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from smtrain.checkpoint import torchzip
-from smtrain.checkpoint.hf import COMPUTED, DTYPES, read_config
+from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
+from smtrain.checkpoint.hf import COMPUTED, read_config
 from smtrain.checkpoint.layout import KvOrder, Layout
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_files, stored
-from smtrain.checkpoint.places import Bounds, Place, Slab, place
+from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.unpickle import Reference
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape
@@ -70,6 +72,7 @@ class NxDSource(WeightSource):
         self._tied = held.get(f"{FAMILIES[self._shape.family].head}.weight") if self._shape.tied else None
         self._check_shapes(held)
         self._checked: set[tuple[int, str]] = set()
+        self._found: dict[tuple[str, Stored], list[tuple[int, int, int, int]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -82,7 +85,7 @@ class NxDSource(WeightSource):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._layout.spec(name).shape
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> DType:
         pp, tensor = self._where[name]
         return self._shards[0, pp][tensor.name].dtype
 
@@ -90,57 +93,77 @@ class NxDSource(WeightSource):
     def where(self) -> Place:
         return self._place
 
-    def check(self, name: str) -> None:
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return self._where[name][1].parts
+
+    def seams(self, name: str) -> list[int]:
+        parts = self._parts(name, self._where[name][1])
+        return sorted({a for _, a, _, _ in parts}) if not self._layout.shard(name, 0).dim else []
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
         pp, tensor = self._where[name]
         with self._lock:  # of a fused tensor, once is enough
             if (pp, tensor.name) in self._checked:
                 return
             self._checked.add((pp, tensor.name))
         for t in range(self.tp):
-            self._shards[t, pp][tensor.name].check(tensor.name)
+            self._shards[t, pp][tensor.name].check(tensor.name, tally)
 
-    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         if name not in self._where:
             raise CheckpointError(f"{self._place} has no parameter {name}.")
         pp, tensor = self._where[name]
-        found = self._assemble(name, pp, tensor, bounds)
+        found = self._assemble(name, pp, tensor, bounds, tally)
         if self._tied is not None and name == self._shape.embed_name:
             head = Stored(f"{FAMILIES[self._shape.family].head}.weight", (name,))
-            if not _same_bits(found, self._assemble(name, self._tied, head, bounds)):
+            if not np.array_equal(found, self._assemble(name, self._tied, head, bounds)):
                 raise CheckpointError(f"{self._place}: {head.name} differs from {name}, to which config.json ties it.")
         return found
 
-    def _assemble(self, name: str, pp: int, tensor: Stored, bounds: Bounds) -> torch.Tensor:
+    def _assemble(self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None) -> Bits:
         """A window of a parameter from the tp ranks' parts: a view where one rank has it, else put together."""
-        pieces: dict[tuple[int, int], tuple[Slab, Callable[[], torch.Tensor]]] = {}
         dim = self._layout.shard(name, 0).dim or 0
-        for t in range(self.tp):
-            slab, shard = self._shards[t, pp][tensor.name], self._layout.shard(name, t)
-            first, at = self._offset(name, tensor, t), 0
-            for a, b in shard.ranges if shard.dim is not None else ((0, self.shape(name)[0]),):
-                low, high = max(a, bounds[dim][0]), min(b, bounds[dim][1])
-                if low < high:
-                    local = [*bounds]
-                    local[dim] = (at + low - a, at + high - a)
-                    local[0] = (local[0][0] + first, local[0][1] + first)
-                    if (low, high) not in pieces:
-                        pieces[low, high] = (slab, lambda slab=slab, local=local: slab.window(local))  # type: ignore[misc]
-                    elif not _same_bits(pieces[low, high][1](), slab.window(local)):
-                        raise CheckpointError(
-                            f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp rank "
-                            "holds; the checkpoint is damaged, or was laid out for another chip (kv_order)."
-                        )
-                at += b - a
-        views = [(span, read()) for span, (_, read) in sorted(pieces.items())]
-        if len(views) == 1:
-            return views[0][1]
-        out = torch.empty([b - a for a, b in bounds], dtype=self.dtype(name))
-        for (low, high), view in views:
-            out.narrow(dim, low - bounds[dim][0], high - low).copy_(view)
+        pieces: dict[tuple[int, int], Bits] = {}
+        for t, a, b, at in self._parts(name, tensor):
+            low, high = max(a, bounds[dim][0]), min(b, bounds[dim][1])
+            if low >= high:
+                continue
+            slab, first = self._shards[t, pp][tensor.name], 0 if dim == 0 else self._first_row(name, tensor, t)
+            local = [
+                (start + first, stop + first) if i == 0 else (start, stop) for i, (start, stop) in enumerate(bounds)
+            ]
+            local[dim] = (at + low - a, at + high - a)
+            found = slab.bits(local, tally)
+            if (low, high) not in pieces:
+                pieces[low, high] = found
+            elif not np.array_equal(pieces[low, high], found):
+                raise CheckpointError(
+                    f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp rank "
+                    "holds; the checkpoint is damaged, or was laid out for another chip (kv_order)."
+                )
+        if len(pieces) == 1:
+            return next(iter(pieces.values()))
+        out: Bits = np.empty([b - a for a, b in bounds], self.dtype(name).bits)
+        for (low, high), found in pieces.items():
+            span = slice(low - bounds[dim][0], high - bounds[dim][0])
+            out[span if dim == 0 else (slice(None), span)] = found
         return out
 
-    def _offset(self, name: str, tensor: Stored, tp_rank: int) -> int:
-        """The first row of a rank's part of `name` in the tensor that holds it."""
+    def _parts(self, name: str, tensor: Stored) -> list[tuple[int, int, int, int]]:
+        """(tp rank, start, stop, where in the rank's tensor) of a parameter's parts along the dimension that is cut."""
+        if (name, tensor) not in self._found:
+            out = []
+            for t in range(self.tp):
+                shard = self._layout.shard(name, t)
+                at = 0 if shard.dim else self._first_row(name, tensor, t)
+                for a, b in shard.ranges if shard.dim is not None else ((0, self.shape(name)[0]),):
+                    out.append((t, a, b, at))
+                    at += b - a
+            self._found[name, tensor] = out
+        return self._found[name, tensor]
+
+    def _first_row(self, name: str, tensor: Stored, tp_rank: int) -> int:
+        """Of a rank's part of `name` in the tensor that holds it."""
         before = tensor.parts[: tensor.parts.index(name)]
         return sum(self._layout.local_shape(part, tp_rank)[0] for part in before)
 
@@ -185,7 +208,7 @@ class NxDSource(WeightSource):
                     )
                 assert pp is not None
                 first = self._shards[0, pp][tensor.name].dtype
-                if found.dtype not in DTYPES or found.dtype != first:
+                if found.dtype not in FLOATS or found.dtype != first:
                     raise CheckpointError(
                         f"{self._place}: {tensor.name} on tp rank {t} is of type {found.dtype}, on rank 0 of {first}; "
                         "all shards must be of one floating-point type."
@@ -197,7 +220,7 @@ def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
     shard = torchzip.load(where, file)
     if isinstance(shard, dict) and isinstance(shard.get("model"), dict):
         shard = shard["model"]  # as the public GPT-NeoX examples wrap it
-    if isinstance(shard, dict) and any(isinstance(t, torchzip.Reference) for t in shard.values()):
+    if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
         shard = {name: _referred(where, file, name, found) for name, found in shard.items()}
     if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
         raise CheckpointError(f"{where}/{file} holds something else than named tensors; it is not a model shard.")
@@ -210,7 +233,7 @@ def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
 
 def _referred(where: Place, file: str, name: str, found: Any) -> Any:
     """The tensor of an xser shard that a reference stands for."""
-    if not isinstance(found, torchzip.Reference):
+    if not isinstance(found, Reference):
         return found
     tid = getattr(found, "tid", None)
     folder = f"{file}.tensors"
@@ -225,7 +248,3 @@ def _referred(where: Place, file: str, name: str, found: Any) -> Any:
     if not isinstance(tensor, Slab):
         raise CheckpointError(f"{where}/{folder}/tensor_{tid}.pt holds no tensor; fetch it again.")
     return tensor
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))

@@ -4,20 +4,17 @@ and a manifest beside them.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
-
-import torch
 
 from smtrain.checkpoint import torchzip
 from smtrain.checkpoint.layout import KvOrder, Layout
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_file, stored
 from smtrain.checkpoint.produce import Plan, produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Container, Job, Tensor
+from smtrain.checkpoint.writing import Container, Job, Tensor, Write
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 
@@ -55,7 +52,7 @@ def write_nxd(
         raise CheckpointError("NxD's fused_mha form has as many key/value heads as queries; take the fused form.")
     build = _plain if form == "pt" else _xser
     containers: list[Container] = []
-    groups = []
+    groups: list[list[Job]] = []
     for p in range(pp):
         table = stored(layout, p, how)
         ranks = []
@@ -63,7 +60,7 @@ def write_nxd(
             made, by_name = build(shard_file(t, p), {s.name: _tensor(source, layout, s, t) for s in table})
             containers += made
             ranks.append(by_name)
-        groups.append([Job(s.name, s.parts, tuple(rank[s.name] for rank in ranks)) for s in table])
+        groups.append([(Write(s.name, s.parts, tuple(rank[s.name] for rank in ranks)),) for s in table])
     about = {
         "kind": "nxd",
         "topology": {"tp": tp, "pp": pp},
@@ -97,14 +94,8 @@ def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[Container], dict[
     for tid, (name, tensor) in enumerate(tensors.items()):
         alone = b"\x80\x02" + torchzip.pickle_tensor(0, tensor) + b"."
         by_name[name] = torchzip.container(f"{file}.tensors/tensor_{tid}.pt", {name: tensor}, alone)
-    told = {
-        tid: {"dtype": tensor.dtype, "shape": torch.Size(tensor.shape), "expert_model_parallel": False}
-        for tid, tensor in enumerate(tensors.values())
-    }
-    info = io.BytesIO()
-    torch.save(told, info)
     heads = [
         torchzip.container(file, {}, torchzip.pickle_references(list(tensors))),
-        Container(f"{file}.info.pt", {}, info.tell(), [(0, info.getvalue())]),
+        torchzip.container(f"{file}.info.pt", {}, torchzip.pickle_info(list(tensors.values()))),
     ]
     return [*by_name.values(), *heads], by_name

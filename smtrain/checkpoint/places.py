@@ -5,25 +5,25 @@ place; nothing is copied here first.
 from __future__ import annotations
 
 import mmap
-import os
+import sys
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 
+from smtrain.checkpoint.checksum import crc32
+from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.errors import CheckpointError
 
 Bounds = Sequence[tuple[int, int]]
 """(start, stop) along every dimension."""
 _MAPPED = 128  # files mapped at a time: each takes a descriptor, and xser has a file for every tensor
-_SMALL = 1 << 14
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18  # bytes hashed at a time: the processor's cache holds them
 
 
 class Place(Protocol):
@@ -103,12 +103,7 @@ class LocalPlace:
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
         try:
-            if stop - start <= _SMALL:
-                with open(self._root / file, "rb", buffering=0) as raw:
-                    data = os.pread(raw.fileno(), stop - start, start)
-                view = memoryview(bytearray(data))
-            else:
-                view = memoryview(self._map(file))[start:stop]
+            view = memoryview(self._map(file))[start:stop] if stop > start else memoryview(b"")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self._root / file} cannot be read ({error}); fetch it again.") from None
         if len(view) != stop - start:
@@ -120,12 +115,20 @@ class LocalPlace:
             found = self._maps.pop(file, None)
             if found is None:
                 with open(self._root / file, "rb") as raw:
-                    # a private writable map, which nobody writes to: torch wants no read-only memory
-                    found = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_COPY)
+                    found = _map(raw.fileno())
             self._maps[file] = found
             if len(self._maps) > _MAPPED:
                 self._maps.popitem(last=False)  # views of it keep it open
             return found
+
+
+def _map(handle: int) -> mmap.mmap:
+    """A private writable map, which nobody writes to: torch wants no read-only memory."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+    # without a reserve: else the kernel refuses a file larger than memory, as if all of it might be written to
+    flags = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
+    return mmap.mmap(handle, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 class RemotePlace:
@@ -174,6 +177,24 @@ class RemotePlace:
         return self._listed
 
 
+@dataclass
+class Tally:
+    """Running checksums of slabs that are read front to back, so that checking them needs no reading of its own."""
+
+    _seen: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, slab: Slab, start: int, data: memoryview) -> None:
+        """Bytes of a slab from its byte `start`; those that do not follow the last ones are not counted."""
+        at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
+        if start == at:
+            self._seen[slab.file, slab.offset] = (at + len(data), crc32(data, crc))
+
+    def of(self, slab: Slab) -> int | None:
+        """The crc32 of all its bytes, if all were seen."""
+        at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
+        return crc if at == slab.size else None
+
+
 @dataclass(frozen=True)
 class Slab:
     """A tensor where it lies in a file."""
@@ -181,7 +202,7 @@ class Slab:
     place: Place
     file: str
     offset: int
-    dtype: torch.dtype
+    dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     crc32: int | None = None
@@ -192,34 +213,41 @@ class Slab:
         """Bytes of a contiguous copy."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def window(self, bounds: Bounds) -> torch.Tensor:
+    def bits(self, bounds: Bounds, tally: Tally | None = None) -> Bits:
         """The part within `bounds`; of a local file, a view of its pages that nobody may write to."""
-        shape = [b - a for a, b in bounds]
+        shape, n = [b - a for a, b in bounds], self.dtype.itemsize
         if 0 in shape:
-            return torch.empty(shape, dtype=self.dtype)
+            return np.empty(shape, self.dtype.bits)
         low = sum(a * s for (a, _), s in zip(bounds, self.strides, strict=True))
         high = sum((b - 1) * s for (_, b), s in zip(bounds, self.strides, strict=True)) + 1
-        n = self.dtype.itemsize
         data = self.place.read(self.file, self.offset + low * n, self.offset + high * n)
-        return torch.frombuffer(data, dtype=self.dtype).as_strided(shape, self.strides)
+        if tally is not None and self.crc32 is not None and high - low == prod(shape):
+            tally.add(self, low * n, data)
+        flat = np.frombuffer(data, self.dtype.bits)
+        if high - low == prod(shape) and self.strides == contiguous(self.shape):
+            return flat.reshape(shape)
+        return np.lib.stride_tricks.as_strided(flat, shape, [s * n for s in self.strides])
 
-    def whole(self) -> torch.Tensor:
-        return self.window([(0, n) for n in self.shape])
+    def whole(self) -> Bits:
+        return self.bits([(0, n) for n in self.shape])
 
     def with_crc32(self, crc32: int | None) -> Slab:
         return self if crc32 is None else replace(self, crc32=crc32)
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, tally: Tally | None = None) -> None:
         """Raises CheckpointError where the bytes on this machine's disk are not those of `crc32`.
 
-        An object store keeps checksums of its own, and reading everything twice is not cheap there.
+        Bytes that `tally` saw are not read again. An object store keeps checksums of its own, and reading everything
+        twice is not cheap there.
         """
         if self.crc32 is None or self.place.path() is None:
             return
-        crc = 0
-        for start in range(0, self.size, _BLOCK):
-            stop = min(start + _BLOCK, self.size)
-            crc = zlib.crc32(self.place.read(self.file, self.offset + start, self.offset + stop), crc)
+        crc = None if tally is None else tally.of(self)
+        if crc is None:
+            crc = 0
+            for start in range(0, self.size, _BLOCK):
+                stop = min(start + _BLOCK, self.size)
+                crc = crc32(self.place.read(self.file, self.offset + start, self.offset + stop), crc)
         if crc != self.crc32:
             raise CheckpointError(
                 f"{self.place}/{self.file}: {name} is not what was written (its crc32 differs); fetch the file again."

@@ -6,7 +6,6 @@ out front to back in parts, and nothing is committed before everything is up.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -59,9 +58,10 @@ class _Progress:
         """Those that this job was the last one of."""
         finished = []
         with self.lock:
-            for container, crc in zip(job.targets, crcs, strict=True):
+            written = [(write.name, container) for write in job for container in write.targets]
+            for (name, container), crc in zip(written, crcs, strict=True):
                 held = self.crcs.setdefault(container.file, {})
-                held[job.name] = crc
+                held[name] = crc
                 if len(held) == len(container.offsets):
                     finished.append(container)
         return finished
@@ -75,10 +75,17 @@ def produce(source: WeightSource, target: Path | str, plan: Plan) -> None:
     if is_uri(target):
         _produce_remote(source, str(target), plan)
         return
-    told = [FORMAT, VERSION, plan.about, source.config, source.stamp(), [[c.file, c.end] for c in plan.containers]]
+    told = [
+        FORMAT,
+        VERSION,
+        plan.about,
+        source.config,
+        source.stamp(),
+        [[c.file, c.end, c.offsets] for c in plan.containers],
+    ]
     fingerprint = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
     try:
-        with staged(Path(target), fingerprint) as stage:
+        with staged(Path(target), fingerprint, durable=False) as stage:  # as cp
             if not stage.moving:
                 _fill(source, stage, plan)
             stage.publish(MANIFEST, (*plan.replaces, *plan.extras))
@@ -102,11 +109,10 @@ def _fill(source: WeightSource, stage: Staging, plan: Plan) -> None:
         if key in stage.done:
             crcs = stage.done[key]
         else:
-            handles = {c.file: os.open(stage.folder / c.file, os.O_WRONLY | os.O_CREAT, 0o666) for c in job.targets}
+            files = {container.file for write in job for container in write.targets}
+            handles = {file: os.open(stage.folder / file, os.O_WRONLY | os.O_CREAT, 0o666) for file in files}
             try:
                 crcs = run(job, source, plan.layout, partial(put, handles))
-                for handle in handles.values():
-                    _begin_flush(handle)
             finally:
                 for handle in handles.values():
                     os.close(handle)
@@ -117,22 +123,20 @@ def _fill(source: WeightSource, stage: Staging, plan: Plan) -> None:
     for container in plan.containers:
         if not container.offsets:
             _finish(stage.folder, container, {})
-    keyed = [(f"{g} {job.name}", job) for g, group in enumerate(plan.groups) for job in group]
+    keyed = [(f"{g} {job[0].name}", job) for g, group in enumerate(plan.groups) for job in group]
     _on_threads([lambda key=key, job=job: one(key, job) for key, job in keyed])  # type: ignore[misc]
     for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs)}.items():
         (stage.folder / file).write_bytes(data)
-        _flush(stage.folder / file)
 
 
 def _finish(folder: Path, container: Container, crcs: dict[str, int]) -> None:
-    """What stands around the tensors, and to the disk with it."""
+    """What stands around the tensors."""
     handle = os.open(folder / container.file, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         for at, data in container.fixed:
             _write(handle, at, data)
         if container.tail is not None:
             _write(handle, container.end, container.tail(crcs))
-        os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -142,18 +146,6 @@ def _write(handle: int, at: int, data: bytes | memoryview) -> None:
     while view:
         n = os.pwrite(handle, view, at)
         view, at = view[n:], at + n
-
-
-def _begin_flush(handle: int) -> None:
-    """Have the kernel begin to write what it holds of a file, so that the fsync at its end finds little left to do."""
-    start = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux only
-    if start is not None:
-        start(handle, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(2))  # SYNC_FILE_RANGE_WRITE: does not wait
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _on_threads(calls: list[Callable[[], None]]) -> None:
@@ -228,7 +220,7 @@ def _produce_remote(source: WeightSource, target: str, plan: Plan) -> None:
     def group(jobs: list[Job]) -> None:
         opened: dict[str, _Upload] = {}
         for job in jobs:
-            for container in job.targets:
+            for container in (container for write in job for container in write.targets):
                 if container.file not in opened:
                     opened[container.file] = start(container)
             crcs = run(job, source, plan.layout, lambda file, at, data: opened[file].put(at, data))

@@ -8,25 +8,11 @@ from __future__ import annotations
 import json
 from math import prod
 
-import torch
-
+from smtrain.checkpoint.dtypes import BY_CODE
 from smtrain.checkpoint.places import Place, Slab, contiguous
 from smtrain.checkpoint.writing import Container, Tensor
 from smtrain.errors import CheckpointError
 
-CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-DTYPES = {code: dtype for dtype, code in CODES.items()}
 _HEADER_LIMIT = 100_000_000
 
 
@@ -54,7 +40,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
     out, spans = {}, []
     for name, about in header.items():
         try:
-            dtype, shape, (start, stop) = DTYPES[about["dtype"]], tuple(about["shape"]), about["data_offsets"]
+            dtype, shape, (start, stop) = BY_CODE[about["dtype"]], tuple(about["shape"]), about["data_offsets"]
             fits = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
             if not fits or stop - start != prod(shape) * dtype.itemsize:
                 raise ValueError
@@ -73,13 +59,13 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
 
 
 def container(file: str, tensors: dict[str, Tensor]) -> Container:
-    """A file of these tensors, the widest types first so that every tensor is aligned."""
+    """A file of these tensors in this order, but the widest types first so that every tensor is aligned."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     spans = {}
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
         stop = at + tensor.size
-        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, stop]}
+        header[name] = {"dtype": tensor.dtype.code, "shape": list(tensor.shape), "data_offsets": [at, stop]}
         spans[name] = at
         at = stop
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -2,16 +2,20 @@
 
 A source speaks Hugging Face parameter names (as `model.safetensors` of the family has them) and hands out windows, so
 that nobody ever needs a whole model in memory. Hugging Face folders, NxD shards and native checkpoints each are one.
+None of them needs torch but for `window` and `read`, which give tensors of it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from smtrain.checkpoint import dtypes
+from smtrain.checkpoint.dtypes import Bits, DType
+from smtrain.checkpoint.places import Bounds, Place, Tally
 
-from smtrain.checkpoint.places import Bounds, Place
+if TYPE_CHECKING:
+    import torch
 
 
 class WeightSource(ABC):
@@ -31,11 +35,11 @@ class WeightSource(ABC):
         """The whole (unsharded) shape."""
 
     @abstractmethod
-    def dtype(self, name: str) -> torch.dtype: ...
+    def dtype(self, name: str) -> DType: ...
 
     @abstractmethod
-    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
-        """The part of the tensor within (start, stop) along every dimension, on the CPU; not to be written to.
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        """The part of the parameter within (start, stop) along every dimension; not to be written to.
 
         Raises `CheckpointError` where the file is cut short or lacks the name.
         """
@@ -49,9 +53,24 @@ class WeightSource(ABC):
         """JSON that changes whenever the source's files do."""
         return self.where.stamp()
 
-    def check(self, name: str) -> None:
-        """Raises `CheckpointError` where a checksum kept beside the tensor is not that of its bytes."""
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        """The parameters that are one tensor in the files, in its order, this one among them."""
+        return (name,)
+
+    def seams(self, name: str) -> list[int]:
+        """Rows at which another file begins: reading across one takes a copy."""
+        return []
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        """Raises `CheckpointError` where a checksum kept beside the tensor is not that of its bytes.
+
+        What `tally` saw read is not read again.
+        """
         return
+
+    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
+        """`bits` as a tensor on the CPU; not to be written to."""
+        return dtypes.tensor(self.bits(name, bounds), self.dtype(name))
 
     def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """The whole tensor, or its rows/columns `start:stop` along `dim`."""
@@ -64,7 +83,7 @@ class WeightSource(ABC):
 class Cast(WeightSource):
     """Another source's weights in one type, converted as they are read."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
+    def __init__(self, source: WeightSource, dtype: DType) -> None:
         self._source, self._dtype = source, dtype
 
     @property
@@ -77,11 +96,11 @@ class Cast(WeightSource):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._source.shape(name)
 
-    def dtype(self, name: str) -> torch.dtype:
+    def dtype(self, name: str) -> DType:
         return self._dtype
 
-    def window(self, name: str, bounds: Bounds) -> torch.Tensor:
-        return self._source.window(name, bounds).to(self._dtype)
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        return dtypes.cast(self._source.bits(name, bounds, tally), self._source.dtype(name), self._dtype)
 
     @property
     def where(self) -> Place:
@@ -90,5 +109,11 @@ class Cast(WeightSource):
     def stamp(self) -> Any:
         return [str(self._dtype), self._source.stamp()]
 
-    def check(self, name: str) -> None:
-        self._source.check(name)
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return self._source.stored_with(name)
+
+    def seams(self, name: str) -> list[int]:
+        return self._source.seams(name)
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        self._source.check(name, tally)

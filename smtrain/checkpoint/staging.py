@@ -22,10 +22,10 @@ _JOURNAL, _MOVING = ".journal", ".moving"
 class Staging:
     """A folder to write into, beside or in the target, and what a killed run of the same work had done in it."""
 
-    def __init__(self, target: Path, fingerprint: str) -> None:
+    def __init__(self, target: Path, fingerprint: str, durable: bool = True) -> None:
         if target.exists() and not target.is_dir():
             raise CheckpointError(f"{target} is a file; give a folder to write to.")
-        self.target, self._exists = target, target.is_dir()
+        self.target, self._exists, self._durable = target, target.is_dir(), durable
         # inside of a folder that exists, since that may be a mount, as /opt/ml/model is
         self.folder = target / PARTIAL if self._exists else target.parent / f".{target.name}{PARTIAL}"
         self._made = [parent for parent in self.folder.parents if not parent.exists()]
@@ -84,9 +84,9 @@ class Staging:
             (self.folder / _JOURNAL).unlink(missing_ok=True)
             for path in self.folder.rglob("*"):
                 if path.is_dir():
-                    sync_folder(path)
+                    self._sync(path)
             os.rename(self.folder, self.target)
-            sync_folder(self.target.parent)
+            self._sync(self.target.parent)
             return
         if not self.moving:
             (self.target / marker).unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class Staging:
                 for path in self.target.glob(pattern):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             (self.folder / _MOVING).touch()
-            sync_folder(self.folder)
+            self._sync(self.folder)
         files = [p.relative_to(self.folder) for p in self.folder.rglob("*") if p.is_file()]
         for file in sorted(files, key=lambda file: (str(file) == marker, file)):
             if file.name in (_JOURNAL, _MOVING):
@@ -102,8 +102,12 @@ class Staging:
             (self.target / file).parent.mkdir(parents=True, exist_ok=True)
             os.replace(self.folder / file, self.target / file)
         for folder in {(self.target / file).parent for file in files if file.name not in (_JOURNAL, _MOVING)}:
-            sync_folder(folder)
+            self._sync(folder)
         (self.folder / _MOVING).unlink()
+
+    def _sync(self, folder: Path) -> None:
+        if self._durable:
+            sync_folder(folder)
 
     def close(self, keep: bool) -> None:
         """Let go of the folder; unless `keep`, so that the next run goes on, nothing of it stays."""
@@ -116,9 +120,12 @@ class Staging:
 
 
 @contextmanager
-def staged(target: Path, fingerprint: str) -> Iterator[Staging]:
-    """A staging folder that an error leaves nothing of, and an interrupt leaves as it is, for the next run to go on."""
-    staging = Staging(target, fingerprint)
+def staged(target: Path, fingerprint: str, durable: bool = True) -> Iterator[Staging]:
+    """A staging folder that an error leaves nothing of, and an interrupt leaves as it is, for the next run to go on.
+
+    `durable` has the renames reach the disk before it ends; what was written must have done so before.
+    """
+    staging = Staging(target, fingerprint, durable)
     try:
         yield staging
     except Exception:

@@ -1,8 +1,7 @@
 """torch.save's zip container: where each tensor lies in a file, and the layout of a file to be written.
 
-Nothing is unpickled but by torch's own weights-only machine, and onto the meta device, so that reading what a file
-holds takes no memory and runs no code of the file's. xser's placeholders (torch_xla's TensorReference) come out as
-`Reference`; torch_xla is not needed.
+Reading what a file holds takes no memory and runs no code of the file's (unpickle.py); neither torch nor torch_xla,
+whose TensorReference comes out as `Reference`, is needed.
 """
 
 from __future__ import annotations
@@ -12,42 +11,26 @@ import io
 import re
 import struct
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch import _weights_only_unpickler
-
+from smtrain.checkpoint.checksum import crc32
+from smtrain.checkpoint.dtypes import DType
 from smtrain.checkpoint.places import Place, Slab, contiguous
+from smtrain.checkpoint.unpickle import REFERENCE, unpickle
 from smtrain.checkpoint.writing import Container, Tensor
 from smtrain.errors import CheckpointError
 
 ALIGNMENT = 64
 _PICKLE_LIMIT = 256 << 20
-_STORAGES = {
-    torch.float64: "DoubleStorage",
-    torch.float32: "FloatStorage",
-    torch.float16: "HalfStorage",
-    torch.bfloat16: "BFloat16Storage",
-}
 _FLAGS = 0x808  # sizes and crc stand in a descriptor behind the data; names are UTF-8
 _DATE = 0x0021_0000  # 1980-01-01
 _LIMIT = 0xFFFFFFFF
 
 
 _NUMBER = re.compile(r"(?:tp_rank_\d+_pp_rank_\d+|tensor_\d+)(?=(?:\.pt|/checkpoint\.pt)?$)")
-
-
-class Reference:
-    """Stands for tensor number `tid` of an xser shard's `.tensors` folder."""
-
-    tid: int
-
-
-_REFERENCE = "torch_xla.utils.serialization.TensorReference"
 
 
 @dataclass(frozen=True)
@@ -72,9 +55,9 @@ def load(where: Place, file: str) -> Any:
         if bytes(_bytes(where, file, records.get("byteorder"))) not in (b"", b"little"):
             raise ValueError("it was saved on a big-endian machine")
         pickled = bytes(_bytes(where, file, data))
-        if zlib.crc32(pickled) != data.crc32:
+        if crc32(pickled) != data.crc32:
             raise ValueError("its data.pkl is damaged")
-        return _unpickle(where, file, pickled, records)
+        return _slabs(unpickle(pickled, partial(_storage, where, file, records)))
     except CheckpointError:
         raise
     except Exception as error:  # a damaged zip or pickle raises whatever it likes
@@ -93,13 +76,13 @@ def _records(where: Place, file: str) -> dict[str, _Record]:
         for entry, end in zip(entries, ends, strict=True):
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise ValueError(f"{entry.filename!r} is compressed")
-            head = bytes(where.read(file, entry.header_offset, entry.header_offset + 30))
+            stored = entry.orig_filename.encode()
+            head = bytes(where.read(file, entry.header_offset, entry.header_offset + 30 + len(stored)))
             signature, names, extra = head[:4], *struct.unpack("<HH", head[26:30])
             start = entry.header_offset + 30 + names + extra
             if signature != b"PK\3\4" or start + entry.file_size > end:
                 raise ValueError(f"{entry.filename!r} does not fit its place")
-            stored = entry.orig_filename.encode()
-            if bytes(where.read(file, entry.header_offset + 30, entry.header_offset + 30 + names)) != stored:
+            if names != len(stored) or head[30:] != stored:
                 raise ValueError(f"{entry.filename!r} is called otherwise in its own header")
             stem, name = entry.filename.split("/", 1) if "/" in entry.filename else ("", entry.filename)
             if _number_of(stem) not in (None, _number_of(file)):
@@ -120,50 +103,20 @@ def _bytes(where: Place, file: str, record: _Record | None) -> memoryview:
     return memoryview(b"") if record is None else where.read(file, record.offset, record.offset + record.size)
 
 
-def _unpickle(where: Place, file: str, pickled: bytes, records: Mapping[str, _Record]) -> Any:
-    keys: dict[int, _Record] = {}
-    kept = []  # storages must not die: their addresses are their names here
+def _storage(where: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int) -> Slab:
+    record = records[f"data/{key}"]
+    if numel * dtype.itemsize != record.size:
+        raise ValueError(f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong")
+    return Slab(where, file, record.offset, dtype, (numel,), (1,), record.crc32)
 
-    def persistent_load(saved: Any) -> Any:
-        kind, storage, key, _, numel = saved
-        if kind != "storage":
-            raise ValueError(f"it refers to {kind!r}")
-        record = records[f"data/{key}"]
-        dtype = torch.uint8 if storage is torch.UntypedStorage else storage.dtype
-        if numel * dtype.itemsize != record.size:
-            raise ValueError(f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong")
-        held = torch.UntypedStorage(record.size, device="meta")  # type: ignore[no-untyped-call]
-        kept.append(held)
-        keys[held._cdata] = record
-        return torch.storage.TypedStorage(wrap_storage=held, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
-    def place_of(tensor: torch.Tensor) -> Slab:
-        if tensor.is_sparse or tensor.layout != torch.strided or tensor.is_quantized:
-            raise ValueError("it holds a tensor that is not dense")
-        record = keys[tensor.untyped_storage()._cdata]
-        n = tensor.element_size()
-        whole = tensor.numel() * n == record.size
-        start = tensor.storage_offset() * n
-        reach = sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        if tensor.numel() and start + reach * n > record.size:
-            raise ValueError("it holds a tensor that reaches beyond its storage")
-        crc = record.crc32 if whole else None
-        return Slab(where, file, record.offset + int(start), tensor.dtype, tuple(tensor.shape), tensor.stride(), crc)
-
-    def walk(found: Any, depth: int = 0) -> Any:
-        if isinstance(found, torch.Tensor):
-            return place_of(found)
-        if isinstance(found, dict) and depth < 20:
-            return {key: walk(value, depth + 1) for key, value in found.items()}
-        if isinstance(found, (list, tuple)) and depth < 20:
-            return [walk(value, depth + 1) for value in found]
-        return found
-
-    # Reference and the names that torch allows anyway are all that a file can call
-    with torch.serialization.safe_globals([(Reference, _REFERENCE)]):
-        unpickler = _weights_only_unpickler.Unpickler(io.BytesIO(pickled), encoding="utf-8")
-        unpickler.persistent_load = persistent_load  # type: ignore[method-assign]
-        return walk(unpickler.load())  # type: ignore[no-untyped-call]
+def _slabs(found: Any, depth: int = 0) -> Any:
+    """Dicts of any kind as plain ones."""
+    if isinstance(found, dict) and depth < 20:
+        return {key: _slabs(value, depth + 1) for key, value in found.items()}
+    if isinstance(found, (list, tuple)) and depth < 20:
+        return [_slabs(value, depth + 1) for value in found]
+    return found
 
 
 class _Raw(io.RawIOBase):
@@ -204,7 +157,7 @@ def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = 
 
     def small(name: str, data: bytes) -> None:
         nonlocal at
-        local = _Local(f"{stem}/{name}", at, len(data), zlib.crc32(data))
+        local = _Local(f"{stem}/{name}", at, len(data), crc32(data))
         records.append(local)
         block = local.header() + data + descriptor(local.crc32, len(data))
         fixed.append((at, block))
@@ -266,7 +219,7 @@ def _tail(stem: str, at: int, records: tuple[_Local, ...], names: tuple[str, ...
     identity = int(hashlib.sha256(repr(sorted(by_record.items())).encode()).hexdigest(), 16) % 10**40
     last = []
     for name, data in (("version", b"3\n"), (".data/serialization_id", f"{identity:040d}".encode())):
-        local = _Local(f"{stem}/{name}", at + len(out), len(data), zlib.crc32(data))
+        local = _Local(f"{stem}/{name}", at + len(out), len(data), crc32(data))
         last.append(local)
         out += local.header() + data + descriptor(local.crc32, local.size)
     start = at + len(out)
@@ -295,7 +248,7 @@ def pickle_tensor(key: int, tensor: Tensor) -> bytes:
     """The opcodes that rebuild the tensor of record `data/KEY`."""
 
     numel = tensor.size // tensor.dtype.itemsize
-    storage = f"ctorch\n{_STORAGES[tensor.dtype]}\n".encode()
+    storage = f"ctorch\n{tensor.dtype.storage}\n".encode()
     out = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _text("storage") + storage + _text(str(key)) + _text("cpu")
     out += _number(numel) + b"tQ" + _number(0)
     for numbers in (tensor.shape, contiguous(tensor.shape)):
@@ -303,9 +256,19 @@ def pickle_tensor(key: int, tensor: Tensor) -> bytes:
     return out + b"\x89ccollections\nOrderedDict\n)RtR"
 
 
+def pickle_info(tensors: Sequence[Tensor]) -> bytes:
+    """What xser says of the tensors of a `.tensors` folder, by their numbers."""
+    out = bytearray(b"\x80\x02}(")
+    for tid, tensor in enumerate(tensors):
+        out += _number(tid) + b"}(" + _text("dtype") + f"ctorch\n{tensor.dtype}\n".encode()
+        out += _text("shape") + b"ctorch\nSize\n((" + b"".join(map(_number, tensor.shape)) + b"ttR"
+        out += _text("expert_model_parallel") + b"\x89u"
+    return bytes(out + b"u.")
+
+
 def pickle_references(names: list[str]) -> bytes:
     """xser's dict: tensor number i of the `.tensors` folder under the i-th name."""
-    module, kind = _REFERENCE.rsplit(".", 1)
+    module, kind = REFERENCE.rsplit(".", 1)
     out = bytearray(b"\x80\x02}(")
     for tid, name in enumerate(names):
         out += _text(name) + f"c{module}\n{kind}\n".encode() + b")\x81}" + _text("tid") + _number(tid) + b"sb"

@@ -6,21 +6,23 @@ the jobs that were not done.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
-import torch
+import numpy as np
 
+from smtrain.checkpoint.checksum import crc32
+from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.places import Tally
 from smtrain.checkpoint.sources import WeightSource
 
-BLOCK = 4 << 20
-"""Bytes read, converted and written at a time, by each worker."""
+BLOCK = 1 << 20
+"""Bytes read, converted and written at a time, by each worker: as much as a processor's cache holds."""
 REMOTE_BLOCK = 16 << 20
 """The same where each is a request to an object store."""
-_CACHED = 1 << 20  # bytes hashed and written while they are in the processor's cache
 Put = Callable[[str, int, "bytes | memoryview"], None]
 """Write bytes at an offset of a file."""
 
@@ -29,7 +31,7 @@ Put = Callable[[str, int, "bytes | memoryview"], None]
 class Tensor:
     """Type and shape of a tensor to be written."""
 
-    dtype: torch.dtype
+    dtype: DType
     shape: tuple[int, ...]
 
     @property
@@ -55,12 +57,16 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Parameters to read, and the tensors that their parts make: one a tensor-parallel rank."""
+class Write:
+    """A tensor to be written: the parameters to read, and where their parts go, one container a tp rank."""
 
     name: str
     parts: tuple[str, ...]
     targets: tuple[Container, ...]
+
+
+Job = tuple[Write, ...]
+"""What is read together, since it is one tensor in the source, and is done or not done together."""
 
 
 @dataclass
@@ -68,59 +74,59 @@ class Running:
     """A tensor being written front to back."""
 
     container: Container
-    name: str
     at: int
     crc: int = 0
     size: int = field(default=0)
 
-    def add(self, tensor: torch.Tensor, put: Put) -> None:
-        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-        for start in range(0, len(data), _CACHED):
-            part = data[start : start + _CACHED]
-            self.crc = zlib.crc32(part, self.crc)
+    def add(self, bits: Bits, put: Put) -> None:
+        data = np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
+        for start in range(0, len(data), BLOCK):
+            part = data[start : start + BLOCK]
+            self.crc = crc32(part, self.crc)
             put(self.container.file, self.at + self.size, part)
             self.size += len(part)
 
 
 def run(job: Job, source: WeightSource, layout: Layout, put: Put) -> list[int]:
-    """Do one job; gives the crc32 of each tensor written, in the order of its targets."""
-    running = [Running(c, job.name, c.offsets[job.name]) for c in job.targets]
-    for part in job.parts:
-        source.check(part)
-        _part(part, source, layout, running, put)
-    for to in running:
-        if to.container.descriptor is not None:
-            put(to.container.file, to.at + to.size, to.container.descriptor(to.crc, to.size))
-    return [to.crc for to in running]
+    """Do one job; gives the crc32 of each tensor written, in the order of its writes and their targets."""
+    tally, crcs = Tally(), []
+    for write in job:
+        running = [Running(c, c.offsets[write.name]) for c in write.targets]
+        for part in write.parts:
+            _part(part, source, layout, running, put, tally)
+        for to in running:
+            if to.container.descriptor is not None:
+                put(to.container.file, to.at + to.size, to.container.descriptor(to.crc, to.size))
+            crcs.append(to.crc)
+    for part in {part for write in job for part in write.parts}:
+        source.check(part, tally)
+    return crcs
 
 
-def _part(name: str, source: WeightSource, layout: Layout, running: Sequence[Running], put: Put) -> None:
-    shape = source.shape(name)
-    dtype = source.dtype(name)
-    size = REMOTE_BLOCK if source.where.path() is None else BLOCK
+def _part(name: str, source: WeightSource, layout: Layout, running: Sequence[Running], put: Put, tally: Tally) -> None:
+    shape, dtype = source.shape(name), source.dtype(name)
+    width, row = [(0, n) for n in shape[1:]], prod(shape[1:]) * dtype.itemsize
+    step = max(1, (REMOTE_BLOCK if source.where.path() is None else BLOCK) // max(1, row))
+    seams = source.seams(name)
     shards = [layout.shard(name, t) for t in range(len(running))]
-    dim = shards[0].dim
-    if dim == 0:
+    if shards[0].dim == 0:
         for to, shard in zip(running, shards, strict=True):
             for start, stop in shard.ranges:
-                for a, b in _blocks(start, stop, shape, dtype, size):
-                    to.add(_rows(source, name, shape, a, b), put)
+                for rows in _blocks(start, stop, step, seams):
+                    to.add(source.bits(name, [rows, *width], tally), put)
             missing = shard.size - sum(stop - start for start, stop in shard.ranges)
             if missing > 0:  # a vocabulary that tp does not divide
-                to.add(torch.zeros((missing, *shape[1:]), dtype=dtype), put)
+                to.add(np.zeros((missing, *shape[1:]), dtype.bits), put)
         return
-    for a, b in _blocks(0, shape[0], shape, dtype, size):
-        block = _rows(source, name, shape, a, b)
+    for rows in _blocks(0, shape[0], step, seams):
+        block = source.bits(name, [rows, *width], tally)
         for to, shard in zip(running, shards, strict=True):
             pieces = [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
-            to.add(torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0], put)
+            to.add(np.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0], put)
 
 
-def _rows(source: WeightSource, name: str, shape: tuple[int, ...], start: int, stop: int) -> torch.Tensor:
-    return source.window(name, [(start, stop), *((0, n) for n in shape[1:])])
-
-
-def _blocks(start: int, stop: int, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> Iterator[tuple[int, int]]:
-    step = max(1, size // max(1, prod(shape[1:]) * dtype.itemsize))
-    for a in range(start, stop, step):
-        yield a, min(a + step, stop)
+def _blocks(start: int, stop: int, step: int, seams: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Of at most `step` rows each, none across a seam."""
+    for a, b in pairwise(sorted({start, stop, *(seam for seam in seams if start < seam < stop)})):
+        for first in range(a, b, step):
+            yield first, min(first + step, b)

@@ -44,7 +44,7 @@ def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) ->
     found = list(diff(model, tmp_path / "nxd"))
     assert [d.name for d in found] == ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
     assert found[0].max_abs == pytest.approx(0.5)
-    assert "torch.bfloat16 and torch.float32" in found[1].reason
+    assert "bfloat16 and float32" in found[1].reason
 
 
 @pytest.mark.parametrize("how", [{"to": "hf"}, {"to": "nxd", "tp": 2}, {"to": "native", "tp": 2}])

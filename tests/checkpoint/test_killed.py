@@ -78,7 +78,7 @@ def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mon
     real, calls = produce.run, []
 
     def stops(job, *rest):  # type: ignore[no-untyped-def]
-        calls.append(job.name)
+        calls.append(job[0].name)
         if len(calls) == 12:
             raise KeyboardInterrupt
         return real(job, *rest)
@@ -89,7 +89,7 @@ def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mon
         convert(source, tmp_path / "out", tp=2, pp=2)
     done, total = len(calls) - 1, 2 + 1 + 8 * 3
     calls.clear()
-    monkeypatch.setattr(produce, "run", lambda job, *rest: calls.append(job.name) or real(job, *rest))
+    monkeypatch.setattr(produce, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
     convert(source, tmp_path / "out", tp=2, pp=2)
     assert len(calls) == total - done
     assert whole(tmp_path / "out", source)

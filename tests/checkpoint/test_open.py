@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,17 @@ def test_export_refuses_another_model_and_keeps_what_is_there(tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="overlap"):
         export(tmp_path / "run", model, model)
     assert same(weights_of(HFSource(model)), random_weights(LLAMA))
+
+
+def test_conversions_do_without_torch(tmp_path: Path) -> None:
+    """Importing it takes longer than converting a small model."""
+    model = hf_folder(tmp_path / "hf", LLAMA)
+    code = (
+        "import sys; from smtrain.checkpoint.convert import convert; from smtrain.checkpoint import about\n"
+        "s, t = sys.argv[1:]\n"
+        "convert(s, f'{t}/nxd', tp=2, pp=2, dtype='bf16'); convert(f'{t}/nxd', f'{t}/xser', tp=4, form='xser')\n"
+        "convert(f'{t}/xser', f'{t}/native', to='native', tp=2); convert(f'{t}/native', f'{t}/hf', to='hf')\n"
+        "assert not list(about.diff(f'{t}/nxd', f'{t}/hf')); about.verify(f'{t}/nxd'); about.inspect(f'{t}/native')\n"
+        "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(model), str(tmp_path / "out")], check=True)

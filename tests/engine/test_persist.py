@@ -210,7 +210,7 @@ def test_saving_a_whole_step_again_replaces_it(solo: World, tmp_path: Path) -> N
     expected = cases.read_all(tmp_path / "third" / "step_00000000")
     assert all(torch.equal(v, expected[n]) for n, v in cases.read_all(checkpoint).items())
     assert len(list(checkpoint.rglob("*.safetensors"))) == 2, "the replaced files are gone"
-    assert NativeSource(checkpoint).dtype("lm_head.weight") is torch.float32
+    assert NativeSource(checkpoint).dtype("lm_head.weight").name == "float32"
 
 
 def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, solo: World, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""The number types of stored tensors. numpy has no bf16, and a conversion rarely needs numbers: they travel as bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+Bits = np.ndarray[Any, np.dtype[Any]]
+"""An array of unsigned integers, each the bits of one number."""
+
+
+@dataclass(frozen=True)
+class DType:
+    """A type under its three names: torch's, that of safetensors, and that of torch's storage classes in pickles."""
+
+    name: str
+    code: str
+    storage: str
+    itemsize: int
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def bits(self) -> str:
+        """numpy's type of as many bits."""
+        return f"<u{self.itemsize}"
+
+
+BF16 = DType("bfloat16", "BF16", "BFloat16Storage", 2)
+FP16 = DType("float16", "F16", "HalfStorage", 2)
+FP32 = DType("float32", "F32", "FloatStorage", 4)
+FP64 = DType("float64", "F64", "DoubleStorage", 8)
+FLOATS = (FP64, FP32, FP16, BF16)
+UINT8 = DType("uint8", "U8", "ByteStorage", 1)
+DTYPES = (
+    *FLOATS,
+    DType("int64", "I64", "LongStorage", 8),
+    DType("int32", "I32", "IntStorage", 4),
+    DType("int16", "I16", "ShortStorage", 2),
+    DType("int8", "I8", "CharStorage", 1),
+    UINT8,
+    DType("bool", "BOOL", "BoolStorage", 1),
+)
+BY_CODE = {dtype.code: dtype for dtype in DTYPES}
+BY_NAME = {dtype.name: dtype for dtype in DTYPES}
+BY_STORAGE = {dtype.storage: dtype for dtype in DTYPES}
+
+
+def cast(bits: Bits, old: DType, new: DType) -> Bits:
+    """Numbers in another floating-point type, rounded to the nearest, ties to even, as torch does."""
+    return bits if old == new else _encode(values(bits, old), new)
+
+
+def values(bits: Bits, dtype: DType) -> Bits:
+    """The numbers themselves, bf16 widened to fp32."""
+    if dtype == BF16:
+        return (bits.astype("<u4") << 16).view("<f4")
+    kind = "f" if dtype in FLOATS else "u" if dtype == UINT8 else "?" if dtype.name == "bool" else "i"
+    return bits.view(kind if kind == "?" else f"<{kind}{dtype.itemsize}")
+
+
+def _encode(numbers: Bits, dtype: DType) -> Bits:
+    with np.errstate(all="ignore"):  # what does not fit becomes infinite
+        if dtype != BF16:
+            return numbers.astype(f"<f{dtype.itemsize}").view(dtype.bits)
+        numbers = numbers.astype("<f4")
+    wide = numbers.view("<u4")
+    out: Bits = ((wide + (0x7FFF + ((wide >> 16) & 1))) >> 16).astype("<u2")
+    out[np.isnan(numbers)] = 0x7FC0  # adding to a NaN's payload may carry it into infinity
+    return out
+
+
+def tensor(bits: Bits, dtype: DType) -> torch.Tensor:
+    """The same memory as torch knows it."""
+    import torch
+
+    signed = bits.view(f"<i{dtype.itemsize}")  # torch can do more with these than with unsigned ones
+    return torch.from_numpy(signed).view(getattr(torch, dtype.name))
+
+
+def bits_of(tensor: torch.Tensor) -> tuple[DType, Bits]:
+    """Type and bits of a tensor on the CPU; the memory is shared."""
+    import torch
+
+    dtype = BY_NAME[str(tensor.dtype).removeprefix("torch.")]
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return dtype, tensor.detach().view(signed).numpy().view(dtype.bits)

@@ -1,0 +1,190 @@
+"""torch's pickles read as data: no torch, no pickle module, and nothing that a file names is ever imported.
+
+An interpreter of the opcodes that torch.save writes (pickle protocol 2). Every name that a file may use stands in one
+table here, for a function of ours; what they rebuild are `Slab`s, which say where a tensor lies.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from smtrain.checkpoint.dtypes import BY_NAME, BY_STORAGE, UINT8, DType
+from smtrain.checkpoint.places import Slab
+
+REFERENCE = "torch_xla.utils.serialization.TensorReference"
+Stored = Callable[[str, DType, int], Slab]
+"""(key, type, how many numbers) of a storage -> all of it as a flat slab. Raises ValueError where it is not so."""
+
+
+class Reference:
+    """Stands for tensor number `tid` of an xser shard's `.tensors` folder."""
+
+    tid: Any = None
+
+
+def unpickle(data: bytes, stored: Stored) -> Any:
+    """What a pickle holds: dicts, lists and tuples with a `Slab` for each tensor and a `Reference` for each of xser's.
+
+    Raises ValueError, which says what is wrong, or whatever a damaged pickle leads to.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+    at = 0
+
+    def take(n: int) -> bytes:
+        nonlocal at
+        at += n
+        if n < 0 or at > len(data):
+            raise ValueError("its pickle is cut short")
+        return data[at - n : at]
+
+    def line() -> str:
+        return take(data.index(b"\n", at) - at + 1)[:-1].decode()
+
+    def since_mark() -> list[Any]:
+        start = marks.pop()
+        found = stack[start:]
+        del stack[start:]
+        return found
+
+    while True:
+        op = take(1)
+        if op in _NUMBERS:
+            form, size = _NUMBERS[op]
+            stack.append(struct.unpack(form, take(size))[0])
+        elif op in _CONSTANTS:
+            stack.append(_CONSTANTS[op])
+        elif op == b"q":  # BINPUT
+            memo[take(1)[0]] = stack[-1]
+        elif op == b"r":  # LONG_BINPUT
+            memo[int.from_bytes(take(4), "little")] = stack[-1]
+        elif op == b"h":  # BINGET
+            stack.append(memo[take(1)[0]])
+        elif op == b"j":  # LONG_BINGET
+            stack.append(memo[int.from_bytes(take(4), "little")])
+        elif op == b"X":  # BINUNICODE
+            stack.append(take(int.from_bytes(take(4), "little")).decode("utf-8", "surrogatepass"))
+        elif op == b"U":  # SHORT_BINSTRING, of Python 2
+            stack.append(take(take(1)[0]).decode())
+        elif op == b"\x8a":  # LONG1
+            stack.append(int.from_bytes(take(take(1)[0]), "little", signed=True))
+        elif op == b"(":  # MARK
+            marks.append(len(stack))
+        elif op == b"t":  # TUPLE
+            stack.append(tuple(since_mark()))
+        elif op in _TUPLES:
+            n = _TUPLES[op]
+            stack[-n:] = [tuple(stack[-n:])]
+        elif op == b"}":  # EMPTY_DICT
+            stack.append({})
+        elif op == b"]":  # EMPTY_LIST
+            stack.append([])
+        elif op in (b"s", b"u"):  # SETITEM, SETITEMS
+            items = since_mark() if op == b"u" else [stack.pop(-2), stack.pop()]
+            _a(dict, stack[-1]).update(zip(items[::2], items[1::2], strict=True))
+        elif op in (b"a", b"e"):  # APPEND, APPENDS
+            items = since_mark() if op == b"e" else [stack.pop()]
+            _a(list, stack[-1]).extend(items)
+        elif op == b"c":  # GLOBAL
+            stack.append(_known(f"{line()}.{line()}"))
+        elif op == b"R":  # REDUCE
+            given, call = stack.pop(), stack.pop()
+            stack.append(_call(call, given))
+        elif op == b"\x81":  # NEWOBJ
+            given, kind = stack.pop(), stack.pop()
+            if kind is not Reference or given != ():
+                raise ValueError("it makes an object of its own")
+            stack.append(Reference())
+        elif op == b"b":  # BUILD
+            state = stack.pop()
+            if isinstance(stack[-1], Reference):
+                stack[-1].tid = _a(dict, state).get("tid")
+            elif not isinstance(stack[-1], dict):  # an OrderedDict's own attributes are of no use
+                raise ValueError("it changes what it is made of")
+        elif op == b"Q":  # BINPERSID
+            kind, storage, key, _, numel = stack.pop()
+            if kind != "storage" or not isinstance(storage, DType):
+                raise ValueError(f"it refers to {str(kind)[:100]!r}")
+            stack.append(stored(_a(str, key), storage, _natural(numel)))
+        elif op == b"\x80":  # PROTO
+            if take(1) != b"\2":
+                raise ValueError("its pickle is of another protocol than torch.save's")
+        elif op == b".":  # STOP
+            return stack.pop()
+        else:
+            raise ValueError(f"its pickle has the opcode {op!r}, which torch.save does not write")
+
+
+_NUMBERS = {b"J": ("<i", 4), b"K": ("<B", 1), b"M": ("<H", 2), b"G": (">d", 8)}
+_CONSTANTS: dict[bytes, Any] = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
+_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+
+
+def _a(kind: type, found: Any) -> Any:
+    if not isinstance(found, kind):
+        raise ValueError(f"it has {type(found).__name__} where {kind.__name__} belongs")
+    return found
+
+
+def _natural(n: Any) -> int:
+    if type(n) is not int or n < 0:
+        raise ValueError(f"it has {str(n)[:100]!r} where a number of elements belongs")
+    return n
+
+
+def _known(name: str) -> Any:
+    if name not in _NAMES:
+        raise ValueError(f"it would call {name[:200]}, which is no part of a checkpoint of tensors")
+    return _NAMES[name]
+
+
+def _call(call: Any, given: Any) -> Any:
+    if call not in _CALLED:
+        raise ValueError("it calls what cannot be called")
+    return call(*_a(tuple, given))
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> Slab:
+    """torch._utils._rebuild_tensor_v2."""
+    whole: Slab = _a(Slab, storage)
+    shape, strides = tuple(map(_natural, size)), tuple(map(_natural, stride))
+    held, numel, start = whole.shape[0], prod(shape), _natural(offset)
+    reach = sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) + 1
+    if numel and start + reach > held:
+        raise ValueError("it holds a tensor that reaches beyond its storage")
+    at = whole.offset + start * whole.dtype.itemsize
+    return Slab(whole.place, whole.file, at, whole.dtype, shape, strides, whole.crc32 if numel == held else None)
+
+
+def _first(data: Any, *_rest: Any) -> Any:
+    """torch._utils._rebuild_parameter, and torch.Size."""
+    return data
+
+
+def _with_attributes(rebuild: Any, _kind: Any, given: Any, _attributes: Any) -> Any:
+    """torch._tensor._rebuild_from_type_v2: a tensor with attributes, which are left out."""
+    return _call(rebuild, given)
+
+
+def _ordered(*items: Any) -> dict[Any, Any]:
+    return dict(*items)
+
+
+_CALLED = (_tensor, _first, _with_attributes, _ordered)
+_NAMES: dict[str, Any] = {
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._tensor._rebuild_from_type_v2": _with_attributes,
+    "torch.nn.parameter.Parameter": None,  # only named, as the type of a tensor
+    "torch.Tensor": None,
+    "torch.Size": _first,
+    "torch.device": _first,
+    "collections.OrderedDict": _ordered,
+    "torch.storage.UntypedStorage": UINT8,
+    REFERENCE: Reference,
+    **{f"torch.{name}": dtype for name, dtype in (*BY_NAME.items(), *BY_STORAGE.items())},
+}
