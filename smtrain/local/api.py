@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import botocore.session
 from botocore.validate import ParamValidator
@@ -16,11 +16,10 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 
+from smtrain.local import pools
 from smtrain.local.endpoint import ACCOUNT, REGION
+from smtrain.local.executor import Executor, arn_of
 from smtrain.local.jobs import ENDED, Job
-
-if TYPE_CHECKING:
-    from smtrain.local.executor import Executor
 
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 CHANNEL = re.compile(r"(?!\.\.?$)[A-Za-z0-9.\-_]{1,64}")
@@ -71,7 +70,16 @@ def install(executor: Executor) -> None:
     def update_training_job(self: Any) -> ActionResult:
         job = found(self)
         given = dict(self._get_params())
+        seconds = (given.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
+        status = job.pool_status()
+        if seconds is not None and job.ended and status != "Available":
+            raise AWSValidationException(
+                f"KeepAlivePeriodInSeconds cannot be changed: the warm pool of {job.name} is "
+                f"{status.lower() if status else 'not there'}."
+            )
         with job.lock:
+            if seconds is not None and status == "Available":
+                pools.prolong(job, seconds) if seconds else pools.release(job)
             for key in ("ProfilerConfig", "RemoteDebugConfig", "ResourceConfig"):
                 if key in given:
                     job.request[key] = {**job.request.get(key, {}), **given[key]}
@@ -116,10 +124,6 @@ def install(executor: Executor) -> None:
     sagemaker_backends[ACCOUNT][REGION].training_jobs = executor.jobs  # type: ignore[assignment]
 
 
-def arn_of(name: str) -> str:
-    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
-
-
 def fault_of(request: dict[str, Any]) -> str | None:
     """Why this request cannot be run here, in AWS's words where AWS would refuse it too."""
     name = request["TrainingJobName"]
@@ -138,8 +142,11 @@ def fault_of(request: dict[str, Any]) -> str | None:
     if not output.get("S3OutputPath", "").startswith("s3://"):
         return "OutputDataConfig.S3OutputPath must be an s3:// URI"
     resources = request["ResourceConfig"]
-    if resources.get("InstanceGroups") and resources.get("InstanceType"):
-        return "ResourceConfig: give InstanceType and InstanceCount or InstanceGroups, not both"
+    given = [key for key in ("InstanceType", "InstanceGroups", "InstancePreferences") if resources.get(key)]
+    if len(given) > 1:
+        return f"ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not {given}"
+    if fault := _spot_fault(request) or pools.fault_of(request):
+        return fault
     checkpoints = request.get("CheckpointConfig") or {}
     path = checkpoints.get("LocalPath", "/opt/ml/checkpoints")
     if not path.startswith("/opt/ml/") or ".." in path.split("/"):
@@ -150,6 +157,18 @@ def fault_of(request: dict[str, Any]) -> str | None:
     for channel in request.get("InputDataConfig") or []:
         if fault := _channel_fault(channel, algorithm.get("TrainingInputMode", "File")):
             return fault
+    return None
+
+
+def _spot_fault(request: dict[str, Any]) -> str | None:
+    limits = request["StoppingCondition"]
+    longest = limits.get("MaxWaitTimeInSeconds")
+    if not request.get("EnableManagedSpotTraining"):
+        return "Invalid MaxWaitTimeInSeconds. It is for managed spot training only" if longest else None
+    if not longest or longest < limits.get("MaxRuntimeInSeconds", 86400):
+        return "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+    if request["ResourceConfig"].get("InstancePreferences"):
+        return "InstancePreferences is not supported with managed spot training"
     return None
 
 
@@ -175,10 +194,12 @@ def page_of(summaries: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str,
     status, part = asked.get("StatusEquals"), asked.get("NameContains")
     if status and status not in (*ENDED, "InProgress", "Stopping"):
         raise AWSValidationException(f"Value '{status}' at 'statusEquals' is not a training job status")
+    pool = asked.get("WarmPoolStatusEquals")
     chosen = [
         summary
         for summary in summaries
-        if (not status or summary["TrainingJobStatus"] == status)
+        if (not pool or (summary.get("WarmPoolStatus") or {}).get("Status") == pool)
+        and (not status or summary["TrainingJobStatus"] == status)
         and (not part or part in summary["TrainingJobName"])
         and _between(summary["CreationTime"], asked, "CreationTime")
         and _between(summary["LastModifiedTime"], asked, "LastModifiedTime")

@@ -52,4 +52,15 @@ class Control:
             executor.grace = float(asked["seconds"])
             return {"seconds": executor.grace}
 
-        self.handlers.update({"faults": faults.control, "delivery": streams.control, "synthetic": make, "grace": grace})
+        self.handlers.update(
+            {
+                "faults": faults.control,
+                "delivery": streams.control,
+                "synthetic": make,
+                "grace": grace,
+                "capacity": executor.capacity.control,
+                "spot": executor.capacity.control_spot,
+                "quotas": executor.quotas.control,
+                "interrupt": executor.interrupt,
+            }
+        )

@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from smtrain.local import pools
 from smtrain.local.channels import Channel, describe_inputs
 from smtrain.local.endpoint import REGION, Endpoint, server_environment
 from smtrain.local.faults import OWN_CLIENT
@@ -55,6 +56,8 @@ class Host:
         for name in FOLDERS:
             (self.ml / name).mkdir(parents=True, exist_ok=True)
         request = self.job.request
+        if pools.keep_alive(request):
+            pools.take_cache(self.job, self.ml, self.name)
         groups: dict[str, dict[str, Any]] = {}
         for name, kind, group in hosts_of(request):
             entry = groups.setdefault(group, {"instance_group_name": group, "instance_type": kind, "hosts": []})
@@ -129,6 +132,7 @@ class Host:
             **inherited,
             "PATH": f"{Path(sys.executable).parent}:{system}",
             **self.endpoint.environment(),
+            **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),
             **(self.job.request.get("Environment") or {}),
             "TRAINING_JOB_NAME": self.job.name,
             "TRAINING_JOB_ARN": self.job.arn,

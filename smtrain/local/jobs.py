@@ -16,14 +16,18 @@ REASON_LIMIT = 1024
 # Describe's words for a secondary status, as in a real job's transitions.
 MESSAGES = {
     "Starting": "Starting the training job",
+    "Pending": "Waiting for capacity",
     "Downloading": "Downloading input data",
     "Training": "Training in-progress.",
+    "Interrupted": "The spot instances were interrupted",
+    "Restarting": "Restarting the training job",
     "Uploading": "Uploading generated training model",
     "Stopping": "Stopping the training job",
     "Completed": "Training job completed",
     "Failed": "Training job failed",
     "Stopped": "Training job stopped",
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
+    "MaxWaitTimeExceeded": "Training job wait time exceeded MaxWaitTimeInSeconds provided",
 }
 
 
@@ -35,7 +39,7 @@ class Job:
         self.lock = threading.RLock()
         now = time.time()
         self.tags: list[dict[str, str]] = list(request.get("Tags") or [])
-        self.state: dict[str, Any] = state or {
+        fresh: dict[str, Any] = {
             "status": "InProgress",
             "secondary": "Starting",
             "created": now,
@@ -43,10 +47,16 @@ class Job:
             "transitions": [_transition("Starting", now)],
             "training_start": None,
             "training_end": None,
+            "attempt_start": None,
+            "trained": 0.0,
+            "saving": 0.0,
+            "pool": None,
             "failure_reason": None,
             "artifacts": None,
             "metrics": {},
         }
+        # A record of an older release lacks what came later.
+        self.state: dict[str, Any] = {**fresh, **(state or {})}
 
     @property
     def name(self) -> str:
@@ -84,13 +94,51 @@ class Job:
             self.state["transitions"].append(_transition(secondary, now))
             self.state.update(secondary=secondary, modified=now, status=status or self.status)
             if secondary == "Training":
-                self.state["training_start"] = now
+                self.state["attempt_start"] = now
+                self.state["training_start"] = self.state["training_start"] or now
+            elif secondary in ("Interrupted", "Restarting"):
+                self._end_attempt(now)
             self.save()
+
+    def _end_attempt(self, now: float) -> None:
+        if self.state["attempt_start"] is not None:
+            self.state["trained"] += now - self.state["attempt_start"]
+            self.state["attempt_start"] = None
+
+    def trained(self) -> float:
+        """Seconds of training over all attempts."""
+        since = self.state["attempt_start"]
+        return float(self.state["trained"] + (time.time() - since if since is not None else 0.0))
+
+    def pool_status(self) -> str | None:
+        """InUse, Available, Reused or Terminated; None for a job that keeps no warm pool."""
+        pool = self.state["pool"]
+        if not self.ended:
+            return "InUse" if self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") else None
+        if pool is None:
+            return None
+        if pool.get("reused_by"):
+            return "Reused"
+        return "Available" if time.time() < pool["until"] else "Terminated"
+
+    def _pool(self) -> dict[str, Any] | None:
+        """WarmPoolStatus, as Describe and List show it."""
+        status, pool = self.pool_status(), self.state["pool"]
+        if status is None:
+            return None
+        told: dict[str, Any] = {"Status": status}
+        if self.ended and pool:
+            end = min(pool.get("ended") or time.time(), pool["until"])
+            told["ResourceRetainedBillableTimeInSeconds"] = max(0, round(end - pool["since"]))
+            if pool.get("reused_by"):
+                told["ReusedByJob"] = pool["reused_by"]
+        return told
 
     def finish(self, status: str, secondary: str | None = None, reason: str | None = None) -> None:
         """Completed, Failed or Stopped, with the reason of a failure cut to what AWS keeps."""
         with self.lock:
             self.state["training_end"] = time.time()
+            self._end_attempt(self.state["training_end"])
             self.state["failure_reason"] = reason[:REASON_LIMIT] if reason else None
             self.move(secondary or status, status)
             transition = self.state["transitions"][-1]
@@ -113,7 +161,7 @@ class Job:
         """The job as ListTrainingJobs shows it."""
         full = self.describe()
         wanted = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime")
-        return {k: full[k] for k in (*wanted, "TrainingJobStatus", "SecondaryStatus") if k in full}
+        return {k: full[k] for k in (*wanted, "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus") if k in full}
 
     def describe(self) -> dict[str, Any]:
         """The job as DescribeTrainingJob shows it: the request in full and what became of it."""
@@ -140,21 +188,26 @@ class Job:
             view["TrainingStartTime"] = _time(state["training_start"])
         if state["training_end"]:
             view["TrainingEndTime"] = _time(state["training_end"])
-            seconds = round(state["training_end"] - (state["training_start"] or state["training_end"]))
-            view["TrainingTimeInSeconds"] = view["BillableTimeInSeconds"] = max(1, seconds)
+            view["TrainingTimeInSeconds"] = max(1, round(state["trained"]))
+            view["BillableTimeInSeconds"] = max(1, round(state["trained"] * (1 - state["saving"])))
+        if pool := self._pool():
+            view["WarmPoolStatus"] = pool
         return view
 
 
 def hosts_of(request: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(name, instance type, group) of every instance the request asks for: algo-1, algo-2, ..."""
     resources = request["ResourceConfig"]
-    groups = resources.get("InstanceGroups") or [
-        {
-            "InstanceGroupName": "homogeneousCluster",
-            "InstanceType": resources.get("InstanceType", "ml.local"),
-            "InstanceCount": resources.get("InstanceCount", 1),
-        }
-    ]
+    groups = resources.get("InstanceGroups")
+    if not groups:
+        first = (resources.get("InstancePreferences") or [resources])[0]
+        groups = [
+            {
+                "InstanceGroupName": "homogeneousCluster",
+                "InstanceType": resources.get("SelectedInstanceType") or first.get("InstanceType", "ml.local"),
+                "InstanceCount": resources.get("SelectedInstanceCount") or first.get("InstanceCount", 1),
+            }
+        ]
     kinds = [
         (group["InstanceType"], group["InstanceGroupName"]) for group in groups for _ in range(group["InstanceCount"])
     ]

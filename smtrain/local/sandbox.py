@@ -271,6 +271,9 @@ class Supervisor:
         else:
             root = self.spec["ml"]
             env.update(SMTRAIN_ML_ROOT=root, SMTRAIN_MASTER_ADDR="127.0.0.1", TMPDIR=f"{root}/.tmp")
+            cache = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
+            if cache in env:
+                env[cache] = root + env[cache].removeprefix("/opt/ml")
             os.chdir(f"{root}/code")
         argv = self.spec["argv"]
         try:

@@ -113,7 +113,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     )
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    from smtrain.local import api, logs_api, store
+    from smtrain.local import api, logs_api, quotas, store
     from smtrain.local.control import Control
     from smtrain.local.executor import Executor
     from smtrain.local.faults import Faults
@@ -132,6 +132,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     executor = Executor(endpoint, grace=grace, namespaces=namespaces)
     api.install(executor)
     logs_api.install()
+    quotas.install(executor.quotas)
     control.connect(faults, executor, endpoint)
     executor.restore()
     _make_defaults()

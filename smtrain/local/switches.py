@@ -103,10 +103,47 @@ class Plane:
         """Seconds between SIGTERM and SIGKILL, 120 on AWS."""
         self.call("grace", seconds=seconds)
 
+    def no_capacity(
+        self, instance_type: str, *, seconds: float | None = None, attempts: int | None = None, pending: float = 0.2,
+        spot_only: bool = False,
+    ) -> None:  # fmt: skip
+        """No machines of this type for `seconds` from now or for `attempts` jobs; with neither, until `calm`.
+
+        A job waits in Pending for `pending` seconds and fails with SageMaker's CapacityError; a spot job waits until
+        its MaxWaitTimeInSeconds. With InstancePreferences the first type that there is gets the job.
+        """
+        self.call(
+            "capacity", instance_type=instance_type, seconds=seconds, attempts=attempts, pending=pending,
+            spot_only=spot_only,
+        )  # fmt: skip
+
+    def quota(self, name: str, value: float) -> None:
+        """Set a quota by its name (`ml.trn1.32xlarge for training job usage`); all are 1000 before."""
+        self.call("quotas", values={name: value})
+
+    def spot(self, *, after: Sequence[float] = (), away: float = 0.2, saving: float = 0.65) -> None:
+        """How spot jobs that start from now on fare.
+
+        The n-th attempt is interrupted `after[n]` seconds into training, machines are back `away` seconds later, and
+        billable seconds are smaller than training seconds by the fraction `saving`.
+        """
+        self.call("spot", after=list(after), away=away, saving=saving)
+
+    def interrupt(self, job: str) -> None:
+        """Take a running spot job's machines back: SIGTERM, the grace, then Interrupted, Restarting and once more."""
+        self.call("interrupt", job=job, kind="spot")
+
+    def break_down(self, job: str) -> None:
+        """Let a running job's machines fail without notice: InternalServerError, or RetryStrategy's next try."""
+        self.call("interrupt", job=job, kind="fault")
+
     def calm(self) -> None:
-        """Forget every fault and every other setting; jobs and logs stay."""
+        """Forget every fault and every other setting but the grace; jobs and logs stay."""
         self.call("faults", clear=True)
-        self.call("delivery")
+        for what in ("delivery", "spot"):
+            self.call(what)
+        for what in ("capacity", "quotas"):
+            self.call(what, clear=True)
 
     def call(self, what: str, **asked: Any) -> dict[str, Any]:
         """One control call over HTTP."""

@@ -49,10 +49,14 @@ class CheckpointSync:
 
     def finish(self) -> None:
         """End the watching and bring up what is left. The host's processes must be gone."""
+        self.abandon()
+        self.push(settled=True)
+
+    def abandon(self) -> None:
+        """End the watching and leave what is not up yet, as when the machine is lost."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
-        self.push(settled=True)
 
     def push(self, settled: bool) -> None:
         """One look and what follows from it; with `settled` every file counts as finished."""

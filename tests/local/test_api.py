@@ -35,7 +35,6 @@ def test_describe_gives_back_the_whole_request(client: Client) -> None:
         "StoppingCondition": {"MaxRuntimeInSeconds": 99, "MaxWaitTimeInSeconds": 199},
     }
     request = client.request("true", algorithm={"MetricDefinitions": [{"Name": "m", "Regex": "m=(.*)"}]}, **extra)
-    request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 60
     client.sagemaker.create_training_job(**request, Tags=[{"Key": "k", "Value": "v"}])
     job = client.wait(request["TrainingJobName"])
     assert {key: job[key] for key in request} == request
@@ -123,9 +122,8 @@ def test_tags_update_and_delete(client: Client) -> None:
     by_tag = {"Filters": [{"Name": "Tags.cost", "Operator": "Equals", "Value": "b"}]}
     found = client.sagemaker.search(Resource="TrainingJob", SearchExpression=by_tag)["Results"]
     assert [result["TrainingJob"]["TrainingJobName"] for result in found] == [name]
-    client.sagemaker.update_training_job(TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 60})
-    resources = client.describe(name)["ResourceConfig"]
-    assert (resources["KeepAlivePeriodInSeconds"], resources["InstanceCount"]) == (60, 1)
+    client.sagemaker.update_training_job(TrainingJobName=name, RemoteDebugConfig={"EnableRemoteDebug": True})
+    assert client.describe(name)["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
     client.sagemaker.delete_training_job(TrainingJobName=name)
     assert refused(client.sagemaker.describe_training_job, TrainingJobName=name)[0] == "ValidationException"
 

@@ -1,0 +1,226 @@
+"""One attempt at a job, on one set of machines: download, start every host, wait until none runs any more."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from smtrain.local import artifacts, channels
+from smtrain.local.channels import Channel, InputError
+from smtrain.local.hosts import Event, Host
+from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.sync import CheckpointSync
+
+if TYPE_CHECKING:
+    from smtrain.local.executor import Executor
+
+
+class End(NamedTuple):
+    """How a job ended: status, secondary status if it is another word, reason of a failure."""
+
+    status: str
+    secondary: str | None = None
+    reason: str | None = None
+
+
+# What an attempt can come to beside an end of the job: its machines are taken back, or broken.
+SPOT, FAULT = End("spot"), End("fault")
+
+
+class Attempt:
+    """Hosts and what they share. `stopping` is the job's; whoever sets it or calls `lose` wakes the waiting thread."""
+
+    def __init__(self, executor: Executor, job: Job, stopping: threading.Event) -> None:
+        self.executor, self.job, self.client, self.stopping = executor, job, executor.client, stopping
+        self.events: queue.Queue[Event | None] = queue.Queue()
+        self.hosts: list[Host] = []
+        self.syncs: list[CheckpointSync] = []
+        self._lost: End | None = None
+
+    def wake(self) -> None:
+        self.events.put(None)
+
+    def lose(self, how: End) -> None:
+        """From now on the machines are taken back (SPOT) or broken (FAULT)."""
+        self._lost = how
+        self.wake()
+
+    def run(self, longest: float, wait: float, interrupted_after: float | None) -> End:
+        """Train for at most `longest` seconds, with a spot job's end in `wait` seconds and its interruption before."""
+        port = self.executor.take_port()
+        try:
+            return self._run_hosts(port) or self._train(longest, wait, interrupted_after)
+        finally:
+            self.executor.give_port(port)
+
+    def end_processes(self) -> None:
+        """Kill what still runs, and have all its output in the log."""
+        self._each(Host.kill)
+        self._each(Host.join)
+
+    def discard(self) -> None:
+        """Remove the hosts' folders."""
+        self._each(Host.discard)
+
+    def end_syncs(self, how: End) -> None:
+        """Bring checkpoints up; a broken machine takes what it had along."""
+        for sync in self.syncs:
+            if how is FAULT:
+                sync.abandon()
+            else:
+                sync.finish()
+
+    def upload(self, folder: Path) -> None:
+        """Bring model and output of all hosts to S3, with `folder` for the archives."""
+        models = [host.ml / "model" for host in self.hosts]
+        outputs = [host.ml / "output" / "data" for host in self.hosts]
+        folder.mkdir(exist_ok=True)
+        if uri := artifacts.upload(self.client, self.job.request, "model", "model.tar.gz", models, folder):
+            self.job.set_artifacts(uri)
+        artifacts.upload(self.client, self.job.request, "data", "output.tar.gz", outputs, folder)
+
+    def move(self, secondary: str) -> None:
+        """Enter a secondary status. A stop asked for meanwhile stays what Describe shows."""
+        with self.job.lock:
+            if not self.stopping.is_set() and self.job.status != "Stopping":
+                self.job.move(secondary)
+
+    def _each(self, action: Callable[[Host], None]) -> None:
+        for host in self.hosts:
+            action(host)
+
+    def _run_hosts(self, port: int) -> End | None:
+        """Bring all hosts to the start line and let them go."""
+        request = self.job.request
+        argv = _entrypoint(request)
+        for rank in range(len(hosts_of(request))):
+            host = Host(self.job, rank, self.executor.endpoint, self.events)
+            self.hosts.append(host)
+            host.prepare()
+        self.move("Downloading")
+        lazy = [self._download(host) for host in self.hosts]
+        if self.stopping.is_set():
+            return End("Stopped")
+        for host, waiting in zip(self.hosts, lazy, strict=True):
+            host.start(argv, port, waiting, self.executor.namespaces)
+        self._await_ready(lazy)
+        if self.stopping.is_set():
+            return End("Stopped")
+        self.move("Training")
+        for sync in self.syncs:
+            sync.start()
+        self._each(Host.go)
+        return None
+
+    def _download(self, host: Host) -> list[Channel]:
+        """File channels and checkpoints of one host; gives the channels that want a mount."""
+        request = self.job.request
+        lazy = []
+        for channel in channels.resolve(self.client, request, host.rank, len(self.hosts)):
+            if channel.lazy:
+                lazy.append(channel)
+            else:
+                self._fetch(host, channel)
+        checkpoints = request.get("CheckpointConfig")
+        if checkpoints and not self.stopping.is_set():
+            folder = host.path_of(checkpoints.get("LocalPath", "/opt/ml/checkpoints"))
+            sync = CheckpointSync(self.client, checkpoints["S3Uri"], folder)
+            try:
+                sync.pull()
+            except self.client.exceptions.ClientError as error:
+                problem = error.response["Error"]
+                raise InputError(
+                    f"Data download failed: {problem['Code']}: {problem['Message']} ({checkpoints['S3Uri']})"
+                ) from None
+            self.syncs.append(sync)
+        return lazy
+
+    def _fetch(self, host: Host, channel: Channel) -> None:
+        channels.download(self.client, channel, host.channel_folder(channel.name), self.stopping.is_set)
+
+    def _await_ready(self, lazy: list[list[Channel]]) -> None:
+        """Every supervisor's report; what could not be isolated or mounted is said in the host's log."""
+        waiting = set(self.hosts)
+        while waiting and not self.stopping.is_set():
+            event = self.events.get()
+            if event is None:
+                continue
+            if event.kind == "exit":
+                raise RuntimeError(f"the supervisor of {event.host.name} ended before the job began")
+            waiting.discard(event.host)
+            if refusal := event.value["refusal"]:
+                event.host.log.write(
+                    [
+                        f"smtrain: this machine gives jobs no /opt/ml of their own ({refusal}), "
+                        f"so this host's folder is {event.host.ml}, in the variable SMTRAIN_ML_ROOT."
+                    ]
+                )
+            for channel in lazy[event.host.rank]:
+                if reason := event.value["fastfile"][channel.name]:
+                    event.host.log.write(
+                        [
+                            f"smtrain: channel {channel.name} asked for FastFile and was downloaded instead, "
+                            f"since it could not be mounted here: {reason}"
+                        ]
+                    )
+                    self._fetch(event.host, channel)
+
+    def _train(self, left: float, wait: float, interrupted_after: float | None) -> End:
+        """Wait for all hosts; a stop, a limit or an interruption gives them the grace, a failure ends them all."""
+        late = End("Stopped", "MaxRuntimeExceeded")
+        if wait < left:
+            left, late = wait, End("Stopped", "MaxWaitTimeExceeded")
+        if interrupted_after is not None and interrupted_after < left:
+            left, late = interrupted_after, SPOT
+        deadline = time.monotonic() + left
+        running = set(self.hosts)
+        end: End | None = None
+        failed: Host | None = None
+        while running:
+            with contextlib.suppress(queue.Empty):
+                event = self.events.get(timeout=max(0.0, min(deadline - time.monotonic(), 3600)))
+                if event is not None and event.kind == "exit":
+                    running.discard(event.host)
+                    if event.value != 0 and end is None:
+                        failed = event.host
+                        end = End("Failed")
+                        self._each(Host.kill)
+            if not running or failed is not None or end is FAULT:
+                continue
+            if end is not None:
+                if time.monotonic() >= deadline:
+                    self._each(Host.kill)
+                    deadline = time.monotonic() + 3600
+            elif self._lost is FAULT:
+                end = FAULT
+                self._each(Host.kill)
+            elif self.stopping.is_set() or self._lost or time.monotonic() >= deadline:
+                end = End("Stopped") if self.stopping.is_set() else self._lost or late
+                if end is SPOT:
+                    self.move("Interrupted")
+                self._each(Host.terminate)
+                deadline = time.monotonic() + self.executor.grace
+        if failed is not None:
+            tail = f", exit code: {failed.exit_code}"
+            return End("Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail)
+        return end or End("Completed")
+
+
+def _entrypoint(request: dict[str, Any]) -> list[str]:
+    """The command of every host. Without one it is the `train` of the sagemaker-training toolkit, as in its images."""
+    algorithm = request["AlgorithmSpecification"]
+    entrypoint = algorithm.get("ContainerEntrypoint")
+    if entrypoint:
+        return [*entrypoint, *(algorithm.get("ContainerArguments") or [])]
+    if shutil.which("train") is None:
+        raise InputError(
+            "the request has no AlgorithmSpecification.ContainerEntrypoint, and the image it names cannot be run "
+            "locally: give an entrypoint, or install sagemaker-training, whose `train` would be it"
+        )
+    return ["train", *(algorithm.get("ContainerArguments") or [])]
