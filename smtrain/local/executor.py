@@ -87,7 +87,7 @@ class Executor:
         """Take the machines of a running job away: {"job": name, "kind": "spot" | "fault"}."""
         job, kind = self.jobs[asked["job"]], asked["kind"]
         run = self._runs.get(job.name)
-        if not isinstance(run, JobRun) or kind not in ("spot", "fault"):
+        if job.ended or not isinstance(run, JobRun) or kind not in ("spot", "fault"):
             raise ValueError(f"{job.name} does not run, or {kind!r} is neither spot nor fault")
         if kind == "spot" and not job.request.get("EnableManagedSpotTraining"):
             raise ValueError(f"{job.name} is no spot job")

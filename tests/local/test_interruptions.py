@@ -72,12 +72,12 @@ def test_an_interrupted_job_saves_and_goes_on_with_its_checkpoints(plane: Plane,
 
 
 def test_a_schedule_interrupts_and_spot_is_billed_below_its_time(plane: Plane, client: Client) -> None:
-    plane.spot(after=[0.5], saving=0.5)
-    job = client.run("trap 'sleep 3; exit 0' TERM; [ -e /opt/ml/checkpoints/x ] && exit; touch /opt/ml/checkpoints/x; "
+    plane.spot(after=[1.6], saving=0.9)
+    job = client.run("trap 'exit 0' TERM; [ -e /opt/ml/checkpoints/x ] && exit; touch /opt/ml/checkpoints/x; "
                      "while true; do sleep 0.05; done", **spot(client), **checkpoints(client, "scheduled"))  # fmt: skip
     assert statuses(job).count("Restarting") == 1
     assert job["TrainingJobStatus"] == "Completed"
-    assert job["TrainingTimeInSeconds"] >= 3
+    assert job["TrainingTimeInSeconds"] >= 2
     assert job["BillableTimeInSeconds"] < job["TrainingTimeInSeconds"]
 
 
