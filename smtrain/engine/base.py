@@ -60,19 +60,22 @@ class Engine(Protocol):
     parameters: int
     """How many numbers the whole model has."""
 
-    def step(self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float) -> StepResult:
+    def step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> StepResult:
         """Forward, backward, clip and update.
 
         `input_ids` and `labels` are int64 [global batch / dp, sequence]; labels are shifted by the loader already
-        (position i holds the token after position i), -100 is ignored.
+        (position i holds the token after position i), -100 is ignored. `segments`, of the same shape, numbers the
+        samples packed into a row: a run of equal numbers attends to itself only, and its positions count from 0.
         """
         ...
 
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
+    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
         """Mean token loss of the global batch without a gradient, on every rank."""
         ...
 
-    def logits(self, input_ids: torch.Tensor) -> torch.Tensor | None:
+    def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
         """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
         ...
 

@@ -8,19 +8,29 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from smtrain.config import JobConfig
-from smtrain.data.loader import TokenLoader
 from smtrain.engine.base import Engine
 from smtrain.errors import SmtrainError
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.schedule import learning_rate
 
 Position = Callable[[int], dict[str, Any]]
+
+
+class Loader(Protocol):
+    """Gives this rank's part of the global batch that follows a number of consumed samples."""
+
+    def batch(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
+        """(input_ids, labels), or (input_ids, labels, segments) where attention must stay within segments.
+
+        Each is int64 [global batch / dp, seq_len], as `Engine.step` takes them.
+        """
+        ...
 
 
 class StopRequest:
@@ -42,7 +52,7 @@ class StopRequest:
 
 
 def train(
-    config: JobConfig, engine: Engine, loader: TokenLoader, *, checkpoints: Path, resumed: int | None, samples: int,
+    config: JobConfig, engine: Engine, loader: Loader, *, checkpoints: Path, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest,
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
@@ -65,7 +75,8 @@ def train(
     while step < options.steps:
         step += 1
         lr = learning_rate(options, step)
-        result = engine.step(*loader.batch(samples), lr)
+        input_ids, labels, *segments = loader.batch(samples)
+        result = engine.step(input_ids, labels, lr, *segments)
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
             raise SmtrainError(
                 f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, samples {samples} to "

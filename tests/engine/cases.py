@@ -148,7 +148,7 @@ def fit_one_batch(rank: int, config: dict[str, Any], options: ParallelOptions, c
 
 def plain(rank: int, config: dict[str, Any], count: int = STEPS) -> list[tuple[float, float]]:
     """transformers and torch alone."""
-    model = _transformers(config).train()
+    model = transformers_model(config).train()
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -168,7 +168,7 @@ def plain(rank: int, config: dict[str, Any], count: int = STEPS) -> list[tuple[f
     return out
 
 
-def _transformers(config: dict[str, Any]) -> Any:
+def transformers_model(config: dict[str, Any]) -> Any:
     built = AutoConfig.for_model(**config)
     model = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
     shape, values = ModelShape.from_config(config), weights(config)
@@ -180,7 +180,7 @@ def _transformers(config: dict[str, Any]) -> Any:
 
 def plain_logits(rank: int, config: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
-        return _transformers(config)(input_ids=batch(config, 0)[0], use_cache=False).logits.numpy()
+        return transformers_model(config)(input_ids=batch(config, 0)[0], use_cache=False).logits.numpy()
 
 
 def look(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[float, Any]:

@@ -13,7 +13,7 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.native import comm, persist
 from smtrain.engine.native.comm import IGNORED, Mesh
-from smtrain.engine.native.pipeline import Pipeline
+from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.native.zero1 import Zero1AdamW
 from smtrain.errors import CheckpointError, ConfigError
@@ -54,21 +54,23 @@ class NativeEngine:
         self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
         self.pipeline = Pipeline(self.stage, self.mesh)
 
-    def step(self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float) -> StepResult:
-        inputs, targets = self._micro_batches(input_ids, labels)
+    def step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> StepResult:
+        micro_batches = self._micro_batches(input_ids, labels, segments)
         tokens = self._tokens(labels)
-        total = self.pipeline.train(inputs, targets, 1.0 / tokens)
+        total = self.pipeline.train(micro_batches, 1.0 / tokens)
         norm = self.optimizer.step(lr)
         return StepResult(self._mean(total, tokens), float(norm))
 
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
-        inputs, targets = self._micro_batches(input_ids, labels)
-        return self._mean(self.pipeline.evaluate(inputs, targets), self._tokens(labels))
+    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
+        micro_batches = self._micro_batches(input_ids, labels, segments)
+        return self._mean(self.pipeline.evaluate(micro_batches), self._tokens(labels))
 
     @torch.no_grad()
-    def logits(self, input_ids: torch.Tensor) -> torch.Tensor | None:
+    def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
         self._check_length(input_ids)
-        h = self.pipeline.hidden(input_ids.to(self.device))
+        h = self.pipeline.hidden(input_ids.to(self.device), None if segments is None else segments.to(self.device))
         if h is None:
             return None
         local = self.stage.local_logits(h).float()
@@ -88,9 +90,14 @@ class NativeEngine:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _micro_batches(self, *batches: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        self._check_length(batches[0])
-        return [torch.split(b.to(self.device), self.options.micro_batch_size) for b in batches]
+    def _micro_batches(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None
+    ) -> list[MicroBatch]:
+        self._check_length(input_ids)
+        size = self.options.micro_batch_size
+        inputs, targets = (torch.split(b.to(self.device), size) for b in (input_ids, labels))
+        within = [None] * len(inputs) if segments is None else torch.split(segments.to(self.device), size)
+        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, strict=True)]
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,14 @@ from smtrain.engine.native.comm import Mesh
 from smtrain.engine.native.stage import Stage
 
 Shape = Sequence[int]
+
+
+class MicroBatch(NamedTuple):
+    """Token ids, labels and segments (None: a row is one) of one pipeline slot, each [B, S]; every stage has them."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    segments: torch.Tensor | None
 
 
 class Pipeline:
@@ -25,19 +33,19 @@ class Pipeline:
         self._before = ranks[p - 1] if p > 0 else None
         self._after = ranks[p + 1] if p + 1 < mesh.pp else None
 
-    def train(self, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
+    def train(self, batches: Sequence[MicroBatch], scale: float) -> torch.Tensor:
         """Forward and backward of every micro-batch, losses times `scale`; gives the unscaled sum, 0 but on the last.
 
         A stage holds the activations of at most (stages - its rank) micro-batches.
         """
-        stage, n = self.stage, len(inputs)
+        stage, n = self.stage, len(batches)
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
         held: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         losses = torch.zeros((), device=self.mesh.device)
 
         def forward(i: int, h: torch.Tensor | None) -> torch.Tensor | None:
-            x = inputs[i] if h is None else h.requires_grad_()
-            out = stage(x, labels[i] if stage.last else None)
+            x = batches[i].ids if h is None else h.requires_grad_()
+            out = stage(x, batches[i].labels if stage.last else None, batches[i].segments)
             if stage.last:
                 losses.add_(out.detach())
                 out = out * scale
@@ -50,7 +58,7 @@ class Pipeline:
             return None if stage.first else x.grad
 
         def shape(i: int) -> Shape | None:
-            return stage.hidden_shape(inputs[i]) if i < n else None
+            return stage.hidden_shape(batches[i].ids) if i < n else None
 
         for i in range(warm_up):
             h, _ = self._exchange(shape_before=shape(i))
@@ -66,11 +74,11 @@ class Pipeline:
         return losses
 
     @torch.no_grad()
-    def evaluate(self, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> torch.Tensor:
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """The sum of the token losses, 0 but on the last stage."""
         losses = torch.zeros((), device=self.mesh.device)
-        for x, y in zip(inputs, labels, strict=True):
-            out = self.stage(self._arrive(x), y if self.stage.last else None)
+        for ids, labels, segments in batches:
+            out = self.stage(self._arrive(ids), labels if self.stage.last else None, segments)
             if self.stage.last:
                 losses.add_(out)
             else:
@@ -78,9 +86,9 @@ class Pipeline:
         return losses
 
     @torch.no_grad()
-    def hidden(self, x: torch.Tensor) -> torch.Tensor | None:
+    def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:
         """The final hidden states of one batch on the last stage, else None."""
-        out = self.stage.hidden(self._arrive(x))
+        out = self.stage.hidden(self._arrive(ids), segments)
         if self.stage.last:
             return out
         self._exchange(to_after=out)

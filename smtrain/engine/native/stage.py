@@ -8,7 +8,6 @@ linears whose columns are cut. There is no second model code, so equality with t
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from smtrain.checkpoint.layout import Layout, Shard
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import ParallelOptions
 from smtrain.engine.native import comm
+from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import Mesh
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
@@ -57,7 +56,7 @@ class Stage(nn.Module):
         self._make_parameters()
         if mesh.tp > 1:
             self._insert_collectives()
-        self._for_length: tuple[tuple[int, int], Any] | None = None
+        self.context = AttentionContext(self.config, self.rotary, layout.shape, self.dtype, mesh.device)
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(file name, local parameter) of what this rank holds; a tied matrix held twice by one stage comes once."""
@@ -205,9 +204,11 @@ class Stage(nn.Module):
         batch, length = input_ids.shape
         return batch, length // (self.mesh.tp if self.sequence_parallel else 1), self.layout.shape.hidden
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None, segments: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Token ids (first stage) or hidden states in; hidden states or, on the last stage, the losses' sum out."""
-        h = self.hidden(x)
+        h = self.hidden(x, segments)
         if not self.last:
             return h
         assert labels is not None
@@ -218,11 +219,11 @@ class Stage(nn.Module):
         group = self.mesh.tp_group if self.mesh.tp > 1 else None
         return comm.cross_entropy_sum(logits, labels.flatten(), start, valid, group)
 
-    def hidden(self, x: torch.Tensor) -> torch.Tensor:
-        """Through this stage's layers, and the final norm on the last stage."""
+    def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
+        """Through this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
         h = self._embed(x) if self.first else x
         length = h.shape[1] * (self.mesh.tp if self.sequence_parallel else 1)
-        positions, rotary, masks = self._of_length(h.shape[0], length)
+        positions, rotary, masks = self.context(h.shape[0], length, segments)
         for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
             kwargs = {"attention_mask": masks[i], "position_ids": positions, "position_embeddings": rotary}
             if self.recompute and torch.is_grad_enabled():
@@ -250,36 +251,6 @@ class Stage(nn.Module):
             padding = padding - start if 0 <= padding - start < rows else None
         found = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
         return self._leave(found * here[..., None].to(found.dtype))
-
-    @torch.no_grad()
-    def _of_length(self, batch: int, length: int) -> tuple[torch.Tensor, Any, list[Any]]:
-        """Positions, rotary embeddings and each layer's mask; kept, since one shape follows another all run long."""
-        if self._for_length is None or self._for_length[0] != (batch, length):
-            positions = torch.arange(length, device=self.mesh.device)[None]
-            like = torch.empty(batch, length, 1, dtype=self.dtype, device=self.mesh.device)
-            found = positions, self.rotary(like, position_ids=positions), self._masks(like, positions)
-            self._for_length = (batch, length), found
-        return self._for_length[1]
-
-    def _masks(self, like: torch.Tensor, positions: torch.Tensor) -> list[Any]:
-        config, n = self.config, self.layout.shape.layers
-        known = inspect.signature(create_causal_mask).parameters
-        wanted = {
-            "config": config,
-            "inputs_embeds": like,
-            "input_embeds": like,  # its name in transformers 4
-            "attention_mask": None,
-            "cache_position": positions[0],
-            "past_key_values": None,
-            "position_ids": positions,
-        }
-        kwargs: Any = {k: v for k, v in wanted.items() if k in known}
-        window = self.layout.shape.sliding_window
-        types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * n
-        full = create_causal_mask(**kwargs)
-        slides = window is not None and like.shape[1] > window
-        sliding = create_sliding_window_causal_mask(**kwargs) if slides else full
-        return [sliding if kind == "sliding_attention" else full for kind in types]
 
 
 def _transformers_config(config: dict[str, Any]) -> Any:

@@ -1,0 +1,71 @@
+"""What the layers of a stage are told of a batch beside its hidden states: positions, rotary embeddings and masks.
+
+The masks are transformers' own. Positions that begin again within a row make them block-diagonal, so that samples
+packed into one row do not see each other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+from smtrain.model.families import ModelShape
+
+
+class AttentionContext:
+    """Makes the context of micro-batches; that of whole rows is kept, since one shape follows another all run long."""
+
+    def __init__(
+        self, config: Any, rotary: nn.Module, shape: ModelShape, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config, self._rotary, self._shape, self._dtype, self._device = config, rotary, shape, dtype, device
+        self._kept: tuple[tuple[int, int], Any] | None = None
+
+    def __call__(self, batch: int, length: int, segments: torch.Tensor | None) -> tuple[torch.Tensor, Any, list[Any]]:
+        """Positions [B or 1, S], rotary embeddings and each layer's mask (None: causal over the whole row).
+
+        `segments` [B, S] numbers the samples of a row; None makes every row one sample.
+        """
+        if segments is not None:
+            return self._make(batch, positions_within(segments))
+        if self._kept is None or self._kept[0] != (batch, length):
+            positions = torch.arange(length, device=self._device)[None]
+            self._kept = (batch, length), self._make(batch, positions)
+        return self._kept[1]
+
+    @torch.no_grad()
+    def _make(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
+        like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
+        return positions, self._rotary(like, position_ids=positions), self._masks(like, positions)
+
+    def _masks(self, like: torch.Tensor, positions: torch.Tensor) -> list[Any]:
+        config, n = self._config, self._shape.layers
+        known = inspect.signature(create_causal_mask).parameters
+        wanted = {
+            "config": config,
+            "inputs_embeds": like,
+            "input_embeds": like,  # its name in transformers 4
+            "attention_mask": None,
+            "cache_position": torch.arange(like.shape[1], device=self._device),
+            "past_key_values": None,
+            "position_ids": positions,
+        }
+        kwargs: Any = {k: v for k, v in wanted.items() if k in known}
+        window = self._shape.sliding_window
+        types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * n
+        full = create_causal_mask(**kwargs)
+        slides = window is not None and like.shape[1] > window
+        sliding = create_sliding_window_causal_mask(**kwargs) if slides else full
+        return [sliding if kind == "sliding_attention" else full for kind in types]
+
+
+def positions_within(segments: torch.Tensor) -> torch.Tensor:
+    """Each position's distance from the beginning of its run of equal numbers, int64 [B, S]."""
+    index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return index - (index * begins).cummax(-1).values
