@@ -1,26 +1,45 @@
-"""Stage prepare: text in channel `text`, the tokenizer in channel `model` -> packed tokens in the model folder."""
+"""Stage prepare: text in channel `text` (or `text_0`...), the tokenizer in channel `model` -> packed tokens."""
 
 from __future__ import annotations
 
 from smtrain.config import JobConfig
+from smtrain.config.schema import text_channels
 from smtrain.container import Container
 from smtrain.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
+    from smtrain.data.cleaning import Cleaning
     from smtrain.data.prepare import prepare
+    from smtrain.data.sources import HUB
 
+    data = config.data
+    named = [source.path for source in data.all_sources] or [""]  # in a shell the channel alone says it
+    sources = [
+        path if path.startswith(HUB) else container.channel(name)
+        for name, path in zip(text_channels(config), named, strict=True)
+    ]
     manifest = prepare(
-        container.channel("text"),
+        sources,
         container.model_dir,
         container.channel("model"),
         seq_len=config.train.seq_len,
-        text_column=config.data.text_column,
-        format=config.data.format,
-        workers=config.data.workers,
-        max_bad=config.data.max_bad,
+        text_column=data.text_column,
+        format=data.format,
+        separator=data.separator,
+        cleaning=Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
+        workers=data.workers,
+        max_bad=data.max_bad,
     )
-    print(f"{manifest.documents} documents, {manifest.tokens} tokens, {manifest.samples} samples", flush=True)
+    print(
+        f"{manifest.documents} documents, {manifest.tokens} tokens, {manifest.samples} samples, "
+        f"by {manifest.tokenized_by}",
+        flush=True,
+    )
+    for reason, count in manifest.dropped.items():
+        print(f"left out: {count} {reason}", flush=True)
+    for line in manifest.bad_lines:
+        print(f"skipped: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -98,12 +98,17 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
-    for section, field in _LOCAL_PATHS:
-        given = raw.get(section)
+    places = [(raw.get(section), field) for section, field in _LOCAL_PATHS]
+    data = raw.get("data")
+    sources = data.get("sources") if isinstance(data, dict) else None
+    places += [(source, "path") for source in sources] if isinstance(sources, list) else []
+    for given, field in places:
         value = given.get(field) if isinstance(given, dict) else None
         if isinstance(given, dict) and isinstance(value, str) and value and "://" not in value:
             given[field] = str((base / Path(value).expanduser()).absolute())

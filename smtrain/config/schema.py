@@ -30,21 +30,53 @@ class Model(Section):
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
 
 
+class TextSource(Section):
+    """One source of a mixture."""
+
+    path: str
+    """Like data.path."""
+    weight: float | None = Field(None, gt=0)
+    """Its share of the samples, relative to the others'; for all sources or for none (every sample once an epoch)."""
+
+
 class Data(Section):
     """The text, and how it is read."""
 
     path: str | None = None
-    """Text to prepare: a file or a folder, a local path, s3://..., or demo://python-stdlib."""
+    """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT], or demo://python-stdlib."""
+    sources: tuple[TextSource, ...] = Field((), max_length=15)
+    """Instead of `path`: several sources, mixed by weight."""
     prepared: str | None = None
     """s3:// URI of a dataset that `prepare` wrote earlier; the prepare stage is then skipped."""
-    format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
+    format: Literal["auto", "jsonl", "parquet", "arrow", "text"] = "auto"
     """How to read the files; `auto` goes by their names."""
     text_column: str = "text"
-    """The field (jsonl) or column (parquet) that holds the text."""
+    """The field (jsonl) or column (parquet, arrow) that holds the text."""
+    separator: str | None = Field(None, min_length=1)
+    """What stands between documents in plain text files; default: a file is a document."""
+    unicode: Literal["none", "nfc", "nfkc"] = "none"
+    """Unicode normalization of the text."""
+    strip_control: bool = False
+    """Remove control and zero-width characters and the carriage returns of line ends."""
+    min_characters: int = Field(0, ge=0)
+    """Leave out shorter documents, counted."""
+    deduplicate: bool = False
+    """Leave out documents that came before, exactly alike, counted; the first 25 million are remembered."""
     max_bad: int = Field(0, ge=0)
     """How many unreadable records to skip, each reported, before giving up."""
     workers: int | None = Field(None, ge=1)
-    """Processes that tokenize; default: one per CPU core."""
+    """Threads that tokenize; default: one per CPU core."""
+
+    @property
+    def all_sources(self) -> tuple[TextSource, ...]:
+        """`sources`, or `path` as the only one."""
+        return self.sources or ((TextSource(path=self.path),) if self.path else ())
+
+    @property
+    def weights(self) -> list[float] | None:
+        """One for each source; None where there are none."""
+        found = [source.weight for source in self.sources if source.weight is not None]
+        return found or None
 
 
 class Parallel(Section):
@@ -236,7 +268,7 @@ class JobConfig(Section):
         keys: dict[Stage, list[str]] = {
             "prepare": ["model.path", "data", "train.seq_len"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
-            "train": ["name", "model", "parallel", "train", "checkpoint"],
+            "train": ["name", "model", "data.sources", "parallel", "train", "checkpoint"],
             "export": ["model.path"],
             "generate": ["model.path", "generate"],
         }
@@ -247,6 +279,8 @@ class JobConfig(Section):
                 kept.setdefault(section, {})[field] = full[section][field]
             else:
                 kept[section] = full[section]
+        if stage == "prepare":  # weights are the loader's: another mixture of the same tokens
+            kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
         if stage == "train":
             kept["parallel"]["dp"] = self.dp
             kept["compute"] = {
@@ -255,6 +289,11 @@ class JobConfig(Section):
                 "processes_per_instance": self.processes_per_instance,
             }
         return kept
+
+
+def text_channels(config: JobConfig) -> list[str]:
+    """The prepare stage's input channel of each source: `text`, or `text_0`, `text_1`... of several."""
+    return [f"text_{i}" for i in range(len(config.data.sources))] or ["text"]
 
 
 def digest(value: Any) -> str:

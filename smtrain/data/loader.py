@@ -1,30 +1,40 @@
 """Token batches for training, in an order that is a pure function of (seed, epoch).
 
-Sample i of the endless stream belongs to epoch i // samples and is the window of `seq_len` + 1 tokens that the epoch's
-permutation names. A global batch is `global_batch_size` consecutive samples, dealt to the data-parallel ranks in equal
+Sample i of the endless stream belongs to epoch i // samples and is the window of `seq_len` + 1 tokens that `order`
+names. A global batch is `global_batch_size` consecutive samples, dealt to the data-parallel ranks in equal
 contiguous parts, so it is the same batch for every number of ranks, and (seed, samples consumed) is the whole state.
+
+Batches are read ahead by several threads with files of their own: a FastFile channel answers one read of an open file
+at a time, and each jump in it is a request to S3.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from smtrain.data.manifest import PREFIX, Manifest
+from smtrain.data.manifest import Manifest
+from smtrain.data.order import Order
 from smtrain.errors import DataError
+
+AHEAD = 4
+"""Batches read before they are asked for."""
+READERS = 4
+"""Threads that read, each with its own open files."""
 
 
 class TokenLoader:
     """Batches of one data-parallel rank out of the folder that `prepare` wrote.
 
     Raises DataError where the folder is no prepared dataset, is damaged, or was prepared for another seq_len or
-    vocabulary. `vocab_size` is the model's.
+    vocabulary, or where `weights` are not one for each of its parts. `vocab_size` is the model's.
     """
 
     def __init__(
@@ -37,6 +47,7 @@ class TokenLoader:
         dp_size: int,
         seed: int,
         vocab_size: int,
+        weights: Sequence[float] | None = None,
     ) -> None:
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
@@ -45,84 +56,84 @@ class TokenLoader:
         self.seq_len = seq_len
         self.global_batch_size = global_batch_size
         self.samples = self.manifest.samples
+        self.waited = 0.0
+        """Seconds that `batch` has waited for data so far."""
         self._share = global_batch_size // dp_size
         self._first = dp_rank * self._share
-        self._seed = seed
-        self._orders: dict[int, NDArray[Any]] = {}
         self._dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        self._path = folder / f"{PREFIX}.bin"
-        # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
-        try:
-            self._file = os.open(self._path, os.O_RDONLY)
-            size = os.fstat(self._file).st_size
-        except OSError as error:
-            raise DataError(f"{self._path} cannot be read ({error.strerror}); prepare the data again.") from error
-        if size != self.manifest.tokens * self._dtype.itemsize:
-            os.close(self._file)
+        parts = self.manifest.parts
+        if weights and len(weights) != len(parts):
             raise DataError(
-                f"{self._path} has {size} bytes and its manifest tells of "
-                f"{self.manifest.tokens * self._dtype.itemsize}; prepare the data again."
+                f"data.sources has {len(weights)} weights and {folder} {len(parts)} parts; give one for each."
             )
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._ahead: tuple[int, Future[torch.Tensor]] | None = None
+        self._order = Order(seed, [part["samples"] for part in parts], weights)
+        self._paths = [folder / f"{part['prefix']}.bin" for part in parts]
+        for path, part in zip(self._paths, parts, strict=True):
+            _check_size(path, part["tokens"] * self._dtype.itemsize)
+        self._local = threading.local()
+        self._opened: list[int] = []
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read-ahead")
+        self._ahead: dict[int, Future[torch.Tensor]] = {}
 
     def batch(self, samples_consumed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's part of the global batch that follows `samples_consumed` samples.
 
         Returns (input_ids, labels), int64, each [global_batch_size / dp_size, seq_len]; labels are the inputs shifted
-        by one. The batch after it is read in the background.
+        by one. The batches after it are read in the background.
         """
-        if self._ahead is not None and self._ahead[0] == samples_consumed:
-            windows = self._ahead[1].result()
-        else:
-            windows = self._reader.submit(self._read, samples_consumed).result()
-        following = samples_consumed + self.global_batch_size
-        self._ahead = (following, self._reader.submit(self._read, following))
+        wanted = [samples_consumed + i * self.global_batch_size for i in range(AHEAD + 1)]
+        for consumed in [c for c in self._ahead if c not in wanted]:
+            self._ahead.pop(consumed).cancel()
+        for consumed in wanted:
+            if consumed not in self._ahead:
+                self._ahead[consumed] = self._readers.submit(self._read, self.sample_ids(consumed))
+        began = time.perf_counter()
+        windows = self._ahead.pop(samples_consumed).result()
+        self.waited += time.perf_counter() - began
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
-    def sample_ids(self, samples_consumed: int) -> list[int]:
-        """Which windows of the dataset this rank's part of that global batch holds."""
+    def sample_ids(self, samples_consumed: int) -> list[tuple[int, int]]:
+        """(part, window in it) of the samples in this rank's part of that global batch."""
         first = samples_consumed + self._first
-        return [self._sample(i) for i in range(first, first + self._share)]
+        return [self._order.sample(i) for i in range(first, first + self._share)]
 
     def close(self) -> None:
-        """End the read-ahead and close the file."""
-        self._reader.shutdown(cancel_futures=True)
-        os.close(self._file)
+        """End the read-ahead and close the files."""
+        self._readers.shutdown(cancel_futures=True)
+        for file in self._opened:
+            os.close(file)
 
-    def _sample(self, index: int) -> int:
-        epoch, place = divmod(index, self.samples)
-        order = self._orders.get(epoch)
-        if order is None:
-            order = epoch_order(self._seed, epoch, self.samples)
-            # a global batch may reach over the end of an epoch, so the one before is still of use
-            self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1} | {epoch: order}
-        return int(order[place])
+    def _file(self, part: int) -> int:
+        files: dict[int, int] = self._local.__dict__.setdefault("files", {})
+        if part not in files:
+            # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
+            files[part] = os.open(self._paths[part], os.O_RDONLY)
+            self._opened.append(files[part])
+        return files[part]
 
-    def _read(self, samples_consumed: int) -> torch.Tensor:
-        windows = np.empty((self._share, self.seq_len + 1), np.int64)
+    def _read(self, samples: list[tuple[int, int]]) -> torch.Tensor:
+        windows = np.empty((len(samples), self.seq_len + 1), np.int64)
         length = (self.seq_len + 1) * self._dtype.itemsize
-        for row, sample in enumerate(self.sample_ids(samples_consumed)):
+        for row, (part, sample) in enumerate(samples):
+            path = self._paths[part]
             try:
-                raw = os.pread(self._file, length, sample * self.seq_len * self._dtype.itemsize)
+                raw = os.pread(self._file(part), length, sample * self.seq_len * self._dtype.itemsize)
             except OSError as error:
-                raise DataError(f"{self._path} cannot be read ({error.strerror}); check the channel.") from error
+                raise DataError(f"{path} cannot be read ({error.strerror}); check the channel.") from error
             if len(raw) != length:
-                raise DataError(f"{self._path} became shorter while it was read; prepare the data again.")
+                raise DataError(f"{path} became shorter while it was read; prepare the data again.")
             windows[row] = np.frombuffer(raw, self._dtype)
         return torch.from_numpy(windows)
 
 
-def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
-    """The order of an epoch's samples, int32 or int64 [samples].
-
-    RandomState over Philox, because numpy promises that both keep their streams for ever, and a resumed run may have
-    another numpy.
-    """
-    order = np.arange(samples, dtype=np.int32 if samples < 2**31 else np.int64)
-    key = np.array([seed % 2**64, epoch], np.uint64)
-    np.random.RandomState(np.random.Philox(key=key)).shuffle(order)
-    return order
+def _check_size(path: Path, wanted: int) -> None:
+    try:
+        size = path.stat().st_size
+        path.open("rb").close()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); prepare the data again.") from error
+    if size != wanted:
+        raise DataError(f"{path} has {size} bytes and its manifest tells of {wanted}; prepare the data again.")
 
 
 def _check(manifest: Manifest, folder: Path, seq_len: int, vocab_size: int) -> None:

@@ -31,7 +31,7 @@ from smtrain.data.journal import Journal
 from smtrain.data.manifest import NAME, PREFIX, Manifest
 from smtrain.data.progress import Progress, console
 from smtrain.data.reading import BadLine, Block
-from smtrain.data.sources import Format, Source, SourceFile, find_files
+from smtrain.data.sources import Format, SourceFile, find_files
 from smtrain.data.tally import Tally
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
 from smtrain.errors import DataError
@@ -56,7 +56,7 @@ class Piece:
 
 
 def prepare(
-    inputs: Path | str | Sequence[Source],
+    inputs: Path | str | Sequence[Path | str],
     output: Path,
     tokenizer: Path,
     *,
@@ -73,7 +73,7 @@ def prepare(
 ) -> Manifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
-    `inputs` is a file, folder, glob or URI, or several sources with weights. `tokenizer` is a Hugging Face folder.
+    `inputs` is a file, folder, glob or URI, or several of them, each of which becomes a part to mix. `tokenizer` is a Hugging Face folder.
     `workers` defaults to every core; `progress` to a bar or lines on stderr, as does `say`, which hears what people
     should know. A run that was killed goes on where it was when it is called again with the same input and settings.
 
@@ -88,8 +88,8 @@ def prepare(
             f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
             "name one, or set append_eod to false."
         )
-    sources = [Source(str(inputs))] if isinstance(inputs, (str, Path)) else list(inputs)
-    files = [find_files(source.path, format, exclude=output) for source in sources]
+    sources = [str(s) for s in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
+    files = [find_files(source, format, exclude=output) for source in sources]
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
     created = not output.exists()
@@ -103,7 +103,7 @@ def prepare(
             report = progress or stack.enter_context(console())
             tally = _tally(files, how, journal, max_bad, report, say or _to_stderr)
         keep = False
-        tally.check(seq_len, [source.path for source in sources])
+        tally.check(seq_len, sources)
         manifest = Manifest(
             vocab_size=facts.vocab_size,
             model_vocab_size=facts.model_vocab_size,

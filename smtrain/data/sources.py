@@ -23,14 +23,6 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where text lies, and its share of the mixture: `weight` None means as often as it has samples."""
-
-    path: str
-    weight: float | None = None
-
-
-@dataclass(frozen=True)
 class SourceFile:
     """A file to read: `name` is its path relative to the input folder, which is how reports call it.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +51,7 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
     uploads: dict[str, Upload] = {}
 
     def place(path: str | None, kind: str) -> str | None:
-        if path is None or path.startswith("s3://"):
+        if path is None or path.startswith(("s3://", "hf://")):
             return path
         upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}")
         uploads[upload.uri] = upload
@@ -61,7 +63,14 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(update={"path": place(config.model.path, "model")}),
-            "data": config.data.model_copy(update={"path": place(config.data.path, "text")}),
+            "data": config.data.model_copy(
+                update={
+                    "path": place(config.data.path, "text"),
+                    "sources": tuple(
+                        source.model_copy(update={"path": place(source.path, "text")}) for source in config.data.sources
+                    ),
+                }
+            ),
             "compute": config.compute.model_copy(update={"role": role, "region": region}),
             "output": config.output.model_copy(update={"s3_uri": base}),
         }
@@ -144,6 +153,10 @@ def _content_addressed(path: Path | str, base: str) -> Upload:
     assert isinstance(path, Path)
     if path.is_file():
         files = [(path.name, path)]
+    elif not path.exists():
+        matched = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
+        root = Path(os.path.commonpath([p.parent for p in matched])) if matched else path
+        files = [(p.relative_to(root).as_posix(), p) for p in matched]
     else:
         found = (p for p in path.rglob("*") if p.is_file())
         files = sorted(

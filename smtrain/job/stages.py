@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.config import STAGES, JobConfig, Stage
-from smtrain.config.schema import digest
+from smtrain.config.schema import digest, text_channels
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.bundle import build_bundle
 from smtrain.job.handle import Job
@@ -55,7 +55,7 @@ class Chain:
         self.given, self.target, self.look = config, target, look
         self.resolved: Resolved = resolve(config, target)
         self.config = self.resolved.config
-        if not (self.config.data.path or self.config.data.prepared):
+        if not (self.config.data.all_sources or self.config.data.prepared):
             raise ConfigError(["data.path: is missing; give text to prepare, or data.prepared"])
 
     def base_name(self, stage: Stage) -> str:
@@ -120,9 +120,11 @@ class Chain:
     def _inputs(self, stage: Stage) -> dict[str, str]:
         model = self.config.model.path
         if stage == "prepare":
-            if not self.config.data.path:
+            sources = self.config.data.all_sources
+            if not sources:
                 raise ConfigError(["data.path: is missing; the prepare stage needs text"])
-            return {"text": self.config.data.path, "model": model}
+            channels = {name: source.path for name, source in zip(text_channels(self.config), sources, strict=True)}
+            return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
         if stage == "convert":
             return {"model": model}
         if stage == "train":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -277,10 +278,11 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
 
 def _text_bytes(config: JobConfig) -> float | None:
     """Of text on this machine; what lies elsewhere is not looked at."""
-    if not config.data.path or "://" in config.data.path or config.data.prepared:
+    paths = [source.path for source in config.data.all_sources]
+    if config.data.prepared or not paths or any("://" in path for path in paths):
         return None
-    path = Path(config.data.path)
-    files = path.rglob("*") if path.is_dir() else [path]
+    roots = [Path(p) for path in paths for p in (glob.glob(path, recursive=True) if glob.has_magic(path) else [path])]
+    files = [f for root in roots for f in (root.rglob("*") if root.is_dir() else [root])]
     return float(sum(f.stat().st_size for f in files if f.is_file()))
 
 

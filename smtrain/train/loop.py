@@ -85,7 +85,7 @@ def train(
             )
         samples += options.global_batch_size
         if log and (step % options.log_interval == 0 or step in (1, options.steps)):
-            log.log(step, result, lr)
+            log.log(step, result, lr, loader.waited)
         stopping = stop.agreed()
         if step % options.save_interval == 0 or step == options.steps or stopping:
             save()

@@ -50,6 +50,7 @@ class MetricsLog:
         self._tokens, self._flops, self._peak = tokens_per_step, flops_per_token, peak
         self._since, self._last_step = time.perf_counter(), first_step - 1
         self._total = total_steps
+        self._waited = 0.0
         self._bar: Any = None
         if sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -59,18 +60,21 @@ class MetricsLog:
             self._task = self._bar.add_task("train", total=total_steps, completed=first_step - 1, loss="")
             self._bar.start()
 
-    def log(self, step: int, result: StepResult, lr: float) -> None:
-        """Record one step; rates are the mean since the record before."""
+    def log(self, step: int, result: StepResult, lr: float, waited: float) -> None:
+        """Record one step; rates are the mean since the record before. `waited` is seconds for data in all so far."""
         now = time.perf_counter()
         rate = self._tokens * (step - self._last_step) / (now - self._since)
-        self._since, self._last_step = now, step
+        data_wait = (waited - self._waited) / (now - self._since)
+        self._since, self._last_step, self._waited = now, step, waited
         record = {
             "step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr,
             "tokens_per_s": rate, "mfu": rate * self._flops / self._peak,
+            "data_wait": data_wait,
         }  # fmt: skip
         line = (
             f"step={step} loss={result.loss:.6f} grad_norm={result.grad_norm:.4f} lr={lr:.4e} "
-            f"tokens_per_s={rate:.1f} mfu={record['mfu']:.4f} of={self._total}"
+            f"tokens_per_s={rate:.1f} mfu={record['mfu']:.4f} "
+            f"data_wait={data_wait:.4f} of={self._total}"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=step, loss=f"loss {result.loss:.4f}")

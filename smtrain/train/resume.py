@@ -37,12 +37,13 @@ def position(config: JobConfig, manifest: Manifest, samples: int) -> dict[str, A
         "seq_len": config.train.seq_len,
         "seed": config.train.seed,
         "data": digest(manifest.files),
+        "weights": config.data.weights,
     }
 
 
 def check_position(path: Path, state: dict[str, Any], expected: dict[str, Any]) -> int:
     """Samples consumed so far; raises `CheckpointError` where data, order or cut are not those of the checkpoint."""
-    words = {"seq_len": "train.seq_len", "seed": "train.seed", "data": "the prepared data"}
+    words = {"seq_len": "train.seq_len", "seed": "train.seed", "data": "the prepared data", "weights": "data.sources"}
     for key, word in words.items():
         if state.get(key) != expected[key]:
             found = "" if key == "data" else f" ({json.dumps(state.get(key))} there, {json.dumps(expected[key])} here)"

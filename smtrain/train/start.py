@@ -51,6 +51,7 @@ def start(config: JobConfig, container: Container) -> None:
     loader = TokenLoader(
         data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
         dp_size=engine.dp_size, seed=options.seed, vocab_size=ModelShape.from_config(described).vocab,
+        weights=config.data.weights,
     )  # fmt: skip
     samples = 0
     if resumed_from:

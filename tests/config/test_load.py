@@ -37,6 +37,10 @@ def test_paths_in_a_file_are_relative_to_it(raw: dict[str, Any], tmp_path: Path,
     config = load_config(tmp_path / "run.yaml")
     assert config.model.path == str(tmp_path / "model")
     assert config.data.path == str(tmp_path / "text")
+    raw["data"] = {"sources": [{"path": "text", "weight": 1}, {"path": "s3://bucket/more", "weight": 2}]}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+    sources = load_config(tmp_path / "run.yaml").data.sources
+    assert [source.path for source in sources] == [str(tmp_path / "text"), "s3://bucket/more"]
 
 
 def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, Any]) -> None:
@@ -191,3 +195,32 @@ def test_text_that_is_no_duration_is_refused(text: str) -> None:
 
 def test_durations_are_spelled_for_people() -> None:
     assert [spell(s) for s in (0.44, 42, 185, 7800)] == ["0.4 s", "42 s", "3 min 05 s", "2 h 10 min"]
+
+
+def faults_of(raw: dict[str, Any]) -> list[str]:
+    try:
+        load_config(raw)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+def test_sources_are_instead_of_a_path_and_all_have_weights_or_none(raw: dict[str, Any], text_folder: Path) -> None:
+    one, two = {"path": str(text_folder), "weight": 2}, {"path": str(text_folder / "*.jsonl")}
+    faults = faults_of({**raw, "data": {"path": str(text_folder), "sources": [one, two]}})
+    assert [fault.split(":")[0] for fault in faults] == ["data.path, data.sources", "data.sources"]
+    assert faults_of({**raw, "data": {"sources": [one, {**two, "weight": 0.5}]}}) == []
+    assert faults_of({**raw, "data": {"sources": [{"path": "nowhere"}]}})[0].startswith(
+        "data.sources: nowhere does not"
+    )
+
+
+def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any], text_folder: Path) -> None:
+    path = str(text_folder)
+    made = [
+        load_config({**raw, "data": {"sources": [{"path": path, "weight": 1}, {"path": path, "weight": w}]}})
+        for w in (1, 2)
+    ]
+    assert made[0].for_stage("prepare") == made[1].for_stage("prepare")
+    assert made[0].for_stage("train") != made[1].for_stage("train")
+    assert made[1].data.weights == [1, 2]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smtrain.data.indexed import IndexedDataset, IndexedWriter
-from smtrain.data.loader import TokenLoader, epoch_order
+from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
+from smtrain.data.order import Order, epoch_order
 from smtrain.errors import DataError
 
 SEQ_LEN = 4
 
 
-def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: int | None = 512) -> Path:
+def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: int | None = 512, **more: Any) -> Path:
     """A prepared dataset whose tokens count up, so that a window tells where it lies."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     with IndexedWriter(folder / "tokens.bin", folder / "tokens.idx", "uint16") as writer:
         writer.add_documents(np.arange(tokens) % 500, np.array([tokens // 3, tokens - tokens // 3]))
     Manifest(
@@ -39,11 +41,12 @@ def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: in
         files={},
         bad_line_count=0,
         bad_lines=[],
+        **more,
     ).save(folder)
     return folder
 
 
-def load(folder: Path, batch: int, rank: int = 0, size: int = 1, seed: int = 7, **more: int) -> TokenLoader:
+def load(folder: Path, batch: int, rank: int = 0, size: int = 1, seed: int = 7, **more: Any) -> TokenLoader:
     arguments = {"seq_len": SEQ_LEN, "vocab_size": 512} | more
     return TokenLoader(folder, global_batch_size=batch, dp_rank=rank, dp_size=size, seed=seed, **arguments)
 
@@ -93,7 +96,7 @@ def test_all_ranks_over_an_epoch_see_every_sample_once(
     ]
     assert [index for index, _ in stream] == list(range(len(stream)))
     for e in range(epoch + 1):
-        assert sorted(s for _, s in stream[e * samples : (e + 1) * samples]) == list(range(samples))
+        assert sorted(s for _, (_, s) in stream[e * samples : (e + 1) * samples]) == list(range(samples))
     for loader in loaders:
         loader.close()
 
@@ -171,3 +174,86 @@ def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="became shorter"):
         loader.batch(0)
     loader.close()
+
+
+def mixed(folder: Path, sizes: list[int]) -> Path:
+    """A dataset of several parts; token 0 of a window is 100 * part + its number (below 100)."""
+    make(folder, 10)
+    parts = []
+    for i, samples in enumerate(sizes):
+        tokens = np.repeat(np.arange(samples + 1), SEQ_LEN)[: samples * SEQ_LEN + 1] + 100 * i
+        with IndexedWriter(folder / f"tokens_{i}.bin", folder / f"tokens_{i}.idx", "uint16") as writer:
+            writer.add_documents(tokens, np.array([len(tokens)]))
+        parts.append({"prefix": f"tokens_{i}", "documents": 1, "tokens": len(tokens), "samples": samples})
+    return make(folder, sum(sizes) * SEQ_LEN + 1, parts=parts)
+
+
+def test_several_parts_without_weights_are_one_dataset(tmp_path: Path) -> None:
+    folder = mixed(tmp_path / "data", [7, 5, 20])
+    loader = load(folder, 8)
+    firsts = [int(row[0]) for consumed in range(0, 32, 8) for row in loader.batch(consumed)[0]]
+    loader.close()
+    assert sorted(firsts) == [*range(7), *range(100, 105), *range(200, 220)]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.05, 10), min_size=4, max_size=4),
+    seed=st.integers(0, 2**64),
+)
+@settings(deadline=None)
+def test_weights_deal_the_samples_and_no_part_repeats_before_it_is_through(sizes, weights, seed) -> None:
+    weights = weights[: len(sizes)]
+    order, epochs = Order(seed, sizes, weights), 3
+    total = sum(sizes)
+    drawn = [order.sample(i) for i in range(epochs * total)]
+    for part, size in enumerate(sizes):
+        share = weights[part] / sum(weights) * total
+        counts = [0] * size
+        for epoch in range(epochs):
+            here = [s for p, s in drawn[epoch * total : (epoch + 1) * total] if p == part]
+            assert abs(len(here) - share) < 1
+            for sample in here:
+                counts[sample] += 1
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_weighted_mixture_continues_exactly_on_other_ranks(tmp_path: Path) -> None:
+    folder = mixed(tmp_path / "data", [7, 5, 20])
+    weights = [5.0, 1.0, 1.0]
+    streams = []
+    for sizes in ([1, 1, 1, 1], [4, 2, 8, 1]):
+        stream: list[int] = []
+        for step, size in enumerate(sizes):
+            for rank in range(size):
+                loader = load(folder, 16, rank, size, weights=weights)
+                stream += [int(row[0]) for row in loader.batch(step * 16)[0]]
+                loader.close()
+        streams.append(stream)
+    assert streams[0] == streams[1]
+    assert 40 < sum(first < 100 for first in streams[0]) < 51
+    with pytest.raises(DataError, match=r"2 weights and .* 3 parts"):
+        load(folder, 16, weights=[1.0, 2.0])
+
+
+def test_the_order_of_a_mixture_is_frozen() -> None:
+    order = Order(1234, [4, 3], [3.0, 1.0])
+    assert [order.sample(i) for i in range(14)] == MIXTURE
+
+
+MIXTURE = [
+    (1, 2),
+    (0, 1),
+    (0, 0),
+    (0, 2),
+    (0, 2),
+    (1, 1),
+    (0, 3),
+    (0, 0),
+    (0, 3),
+    (0, 1),
+    (1, 0),
+    (1, 0),
+    (0, 0),
+    (0, 3),
+]

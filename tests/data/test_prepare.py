@@ -25,7 +25,6 @@ from smtrain.data.journal import Journal
 from smtrain.data.manifest import Manifest
 from smtrain.data.prepare import prepare
 from smtrain.data.progress import Progress
-from smtrain.data.sources import Source
 from smtrain.errors import DataError
 
 
@@ -247,7 +246,7 @@ def test_several_sources_are_a_part_each(text: Path, tmp_path: Path, tokenizer_f
     alone = prepare(text / "a.jsonl", tmp_path / "alone", tokenizer_folder, seq_len=32, progress=ignore)
     lines(tmp_path / "more.jsonl", [{"text": "more words of another source " * 9}] * 20)
     both = prepare(
-        [Source(str(text / "a.jsonl")), Source(str(tmp_path / "more.jsonl"))],
+        [text / "a.jsonl", tmp_path / "more.jsonl"],
         tmp_path / "both", tokenizer_folder, seq_len=32, progress=ignore,
     )  # fmt: skip
     assert [part["prefix"] for part in both.parts] == ["tokens_0", "tokens_1"]
@@ -299,13 +298,12 @@ import sys
 from pathlib import Path
 from smtrain.data import prepare, reading
 from smtrain.data.cleaning import Cleaning
-from smtrain.data.sources import Source
 
 if __name__ == "__main__":
     reading.BLOCK_BYTES, prepare.MARK_BYTES = 4096, 8192
     print("begun", flush=True)
     prepare.prepare(
-        [Source(path) for path in sys.argv[3:]], Path(sys.argv[1]), Path(sys.argv[2]), seq_len=32, max_bad=9,
+        sys.argv[3:], Path(sys.argv[1]), Path(sys.argv[2]), seq_len=32, max_bad=9,
         cleaning=Cleaning(deduplicate=True), workers=2, progress=lambda p: print(p.done_bytes, flush=True),
     )
 """

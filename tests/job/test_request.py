@@ -115,6 +115,14 @@ def test_other_text_under_the_same_path_is_another_input(raw: dict[str, Any], te
     assert before["TrainingJobName"] != after["TrainingJobName"]
 
 
+def test_each_source_is_a_channel_and_a_hub_data_set_is_none(raw: dict[str, Any], text_folder: Any) -> None:
+    named = [{"path": str(text_folder)}, {"path": "hf://some/set"}, {"path": str(text_folder / "*.jsonl")}]
+    made = request({**raw, "data": {"sources": named}}, stage="prepare")
+    found = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in made["InputDataConfig"]}
+    assert set(found) == {"text_0", "text_2", "model", "code", "config"}
+    assert found["text_0"] == found["text_2"]  # the same files under the same names
+
+
 def test_a_role_is_needed_on_aws(raw: dict[str, Any]) -> None:
     with pytest.raises(smtrain.ConfigError, match=r"compute.role: is needed on AWS"):
         smtrain.request(raw, compute={"region": "us-east-1"}, **AWS)
