@@ -73,9 +73,10 @@ def prepare(
 ) -> Manifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
-    `inputs` is a file, folder, glob or URI, or several of them, each of which becomes a part to mix. `tokenizer` is a Hugging Face folder.
-    `workers` defaults to every core; `progress` to a bar or lines on stderr, as does `say`, which hears what people
-    should know. A run that was killed goes on where it was when it is called again with the same input and settings.
+    `inputs` is a file, folder, glob or URI, or several of them, each of which becomes a part to mix. `tokenizer` is a
+    Hugging Face folder. `workers` defaults to every core; `progress` to a bar or lines on stderr, as does `say`, which
+    hears what people should know. A run that was killed goes on where it was when it is called again with the same
+    input and settings.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad lines, fewer tokens than
     one sample of `seq_len` + 1, a tokenizer that does not fit the model beside it.
