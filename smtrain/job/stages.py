@@ -118,7 +118,8 @@ class Chain:
         return next((job for job in jobs if job.known_running), None)
 
     def _inputs(self, stage: Stage) -> dict[str, str]:
-        model = self.config.model.path
+        # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
+        model = f"{self.config.model.path.rstrip('/')}/"
         if stage == "prepare":
             sources = self.config.data.all_sources
             if not sources:

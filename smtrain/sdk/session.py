@@ -8,6 +8,11 @@ from typing import Any
 from smtrain.job.inputs import split_uri
 from smtrain.job.target import Target
 
+# What a session's defaults file becomes once it is made: the file has been read (job/defaults.py), so that the SDK has
+# nothing to add, and its telemetry, which sends the text of errors, is off. Given to the constructor, it would be
+# validated three times over.
+CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+
 
 class Later:
     """A client that is made when it is first used: the SDKs make four that starting a job never touches."""
@@ -27,8 +32,7 @@ def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]
     """Arguments of the SDK's `Session`.
 
     The boto3 session and the SageMaker client are the target's, never the process's default. The bucket is named, as
-    the SDKs would ask an STS endpoint of their own making for it. The defaults file has been read already
-    (job/defaults.py), so the SDKs get one of a single line, which switches their telemetry off.
+    the SDKs would ask an STS endpoint of their own making for it.
     """
 
     def later(service: str) -> Later:
@@ -41,8 +45,4 @@ def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]
         "sagemaker_featurestore_runtime_client": later("sagemaker-featurestore-runtime"),
         "sagemaker_metrics_client": later("sagemaker-metrics"),
         "default_bucket": split_uri(request["OutputDataConfig"]["S3OutputPath"])[0],
-        "sagemaker_config": {
-            "SchemaVersion": "1.0",
-            "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
-        },
     }

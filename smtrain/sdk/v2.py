@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sagemaker.estimator import EstimatorBase
@@ -11,6 +12,7 @@ from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
 from smtrain.job.target import Target
+from smtrain.sdk.session import CONFIG, session_arguments
 
 
 class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
@@ -44,9 +46,10 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
         if self._prepare:
             self._prepare()
         fit = EstimatorBase.fit
-        return getattr(fit, "__wrapped__", fit)(
-            self, inputs or self.channels, wait, logs, job_name or self.job_name, experiment_config
-        )
+        with _without_config(self.sagemaker_session):
+            return getattr(fit, "__wrapped__", fit)(
+                self, inputs or self.channels, wait, logs, job_name or self.job_name, experiment_config
+            )
 
     def hyperparameters(self) -> dict[str, str]:
         """As plain text; the framework's own are quoted as JSON, for a toolkit that does not run here."""
@@ -59,8 +62,13 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
 
 def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
     """The PyTorch estimator that sends `request` to `target`."""
-    from smtrain.sdk.session import session_arguments
+    session = Session(**session_arguments(target, request))
+    session.sagemaker_config = CONFIG
+    with _without_config(session):
+        return _estimator(session, request, prepare)
 
+
+def _estimator(session: Session, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
     algorithm, resources, limits = (
         request["AlgorithmSpecification"],
         request["ResourceConfig"],
@@ -75,7 +83,7 @@ def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None]
         request["TrainingJobName"],
         {channel["ChannelName"]: _input(channel) for channel in request["InputDataConfig"]},
         prepare,
-        sagemaker_session=Session(**session_arguments(target, request)),
+        sagemaker_session=session,
         role=request["RoleArn"],
         base_job_name=request["TrainingJobName"],
         image_uri=algorithm["TrainingImage"],
@@ -109,6 +117,16 @@ def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None]
         disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
         debugger_hook_config=False,
     )
+
+
+@contextmanager
+def _without_config(session: Session) -> Iterator[None]:
+    """With a defaults file of even one line the SDK validates it anew for each of twenty settings, 0.1 s each time."""
+    config, session.sagemaker_config = session.sagemaker_config, {}
+    try:
+        yield
+    finally:
+        session.sagemaker_config = config
 
 
 def _input(channel: dict[str, Any]) -> TrainingInput:

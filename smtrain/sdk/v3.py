@@ -10,9 +10,7 @@ from typing import Any
 from pydantic import PrivateAttr
 from sagemaker.core.helper.session_helper import Session
 from sagemaker.core.resources import TrainingJob
-from sagemaker.core.workflow.pipeline_context import PipelineSession
-from sagemaker.train import ModelTrainer
-from sagemaker.train.configs import (
+from sagemaker.core.training.configs import (
     Channel,
     CheckpointConfig,
     Compute,
@@ -26,8 +24,11 @@ from sagemaker.train.configs import (
     StoppingCondition,
     Tag,
 )
+from sagemaker.core.workflow.pipeline_context import PipelineSession
+from sagemaker.train import ModelTrainer
 
 from smtrain.job.target import Target
+from smtrain.sdk.session import CONFIG, session_arguments
 
 
 class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
@@ -89,8 +90,8 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
 
 def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Trainer:
     """The ModelTrainer that sends `request` to `target`."""
-    from smtrain.sdk.session import session_arguments
-
+    session = Session(**session_arguments(target, request))
+    session.sagemaker_config = CONFIG
     algorithm, resources, limits = (
         request["AlgorithmSpecification"],
         request["ResourceConfig"],
@@ -99,7 +100,7 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
     output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
     with _role_taken_as_given():
         made = Trainer(
-            sagemaker_session=Session(**session_arguments(target, request)),
+            sagemaker_session=session,
             role=request["RoleArn"],
             base_job_name=request["TrainingJobName"],
             job_name=request["TrainingJobName"],

@@ -1,0 +1,122 @@
+"""Images by region, partition and engine; environment by Neuron SDK generation, instance and mesh."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pytest
+
+import smtrain
+from smtrain.config.schema import Train
+from smtrain.facts import table
+from smtrain.facts.images import image_rows, image_uri, sdk_release, serves
+
+XLA = ("NEURON_CC_FLAGS", "NEURON_FUSE_SOFTMAX", "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS")
+IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:"
+
+
+def environment(plain: dict[str, Any], *, stage: Any = "train", **compute: Any) -> dict[str, str]:
+    more = {name: compute.pop(name) for name in ("network", "parallel") if name in compute}
+    raw = {**plain, **more, "compute": {**plain["compute"], **compute}}
+    made: dict[str, str] = smtrain.request(raw, stage=stage)["Environment"]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("region", "registry"),
+    [
+        ("us-east-1", "763104351884.dkr.ecr.us-east-1.amazonaws.com"),
+        ("ap-southeast-4", "457447274322.dkr.ecr.ap-southeast-4.amazonaws.com"),
+        ("cn-north-1", "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn"),
+        ("us-gov-west-1", "442386744353.dkr.ecr.us-gov-west-1.amazonaws.com"),
+        ("us-iso-east-1", "886529160074.dkr.ecr.us-iso-east-1.c2s.ic.gov"),
+        ("us-isob-east-1", "094389454867.dkr.ecr.us-isob-east-1.sc2s.sgov.gov"),
+    ],
+)
+def test_the_registry_is_the_regions_and_its_partitions(region: str, registry: str) -> None:
+    assert image_uri(region).startswith(f"{registry}/pytorch-training-neuronx:")
+
+
+def test_nxd_gets_the_newest_image_that_ships_it() -> None:
+    assert image_uri("us-west-2", "nxd").endswith(":2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04")
+    known = {row["sdk"]: row["engines"] for row in image_rows()}
+    assert [sdk for sdk, engines in known.items() if "nxd" in engines] == ["2.30.0", "2.29.1", "2.29.0", "2.28.0"]
+    assert serves("x/y:2.12.0-neuronx-py312-sdk2.32.0-ubuntu24.04", "nxd") is False
+    assert serves("x/y:latest", "nxd") is None
+    assert serves(image_uri("us-west-2"), "native") is None, "no TorchNeuron tag is known"
+
+
+def test_the_table_is_in_order_and_speaks_of_every_engine() -> None:
+    releases = [sdk_release(row["tag"]) for row in table("images")["tags"]]
+    assert releases == sorted(releases, reverse=True)  # type: ignore[type-var]
+    assert [".".join(map(str, r)) for r in releases if r] == [row["sdk"] for row in table("images")["tags"]]
+    assert set(get_args(Train.model_fields["engine"].annotation)) <= set(table("images")["engines"])
+
+
+def test_the_command_lists_them() -> None:
+    command = [sys.executable, "-c", "from smtrain.cli import main; main()", "images", "--engine", "nxd", "--json"]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
+    assert told["uri"] == image_uri("us-west-2", "nxd")
+    assert told["images"] == image_rows()
+    assert "not known here" in told["needs"]["native"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "efa"),
+    [("ml.trn1.2xlarge", False), ("ml.trn1.32xlarge", True), ("ml.trn1n.32xlarge", True), ("ml.trn2.48xlarge", True)],
+)
+def test_efa_goes_by_the_instance(plain: dict[str, Any], kind: str, efa: bool) -> None:
+    made = environment(plain, instance_type=kind)
+    trio = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    assert {name: made[name] for name in trio if name in made} == (trio if efa else {})
+    assert made.get("NEURON_LOGICAL_NC_CONFIG") == ("2" if kind == "ml.trn2.48xlarge" else None)
+    assert "FI_PROVIDER" not in environment(plain, instance_type=kind, stage="prepare")
+
+
+def test_the_neuron_variables_go_by_the_images_sdk(plain: dict[str, Any]) -> None:
+    old = environment(plain, image=IMAGE + "2.1.2-neuronx-py310-sdk2.20.2-ubuntu20.04")
+    assert old["NEURON_CC_FLAGS"].split() == [
+        "--model-type=transformer",
+        "--distribution-strategy=llm-training",
+        "--retry_failed_compilation",
+    ]
+    today = environment(plain)
+    assert "--distribution-strategy" not in today["NEURON_CC_FLAGS"]
+    torchneuron = environment(plain, image=IMAGE + "2.14.0-neuronx-py313-sdk2.33.0-ubuntu26.04")
+    unknown = environment(plain, image="mine:latest")
+    assert not set(XLA) & (set(torchneuron) | set(unknown))
+    for made in (old, today, torchneuron, unknown):
+        assert not {"XLA_USE_BF16", "XLA_DOWNCAST_BF16"} & set(made)
+        assert "--cache_dir" not in made.get("NEURON_CC_FLAGS", "")
+
+
+def test_a_pipeline_has_more_in_flight(plain: dict[str, Any]) -> None:
+    flat = environment(plain, parallel={"tp": 2})
+    deep = environment(plain, parallel={"tp": 2, "pp": 2})
+    names = ("MALLOC_ARENA_MAX", "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS")
+    assert [flat[name] for name in names] == ["64", "3"]
+    assert [deep[name] for name in names] == ["128", "7"]
+
+
+def test_the_compile_cache_is_in_s3_or_in_the_warm_pool_and_never_with_the_checkpoints(plain: dict[str, Any]) -> None:
+    name = "NEURON_COMPILE_CACHE_URL"
+    assert environment(plain)[name] == "s3://bucket/out/neuron-cache"
+    assert environment(plain, keep_alive="10m")[name] == "/opt/ml/sagemaker/warmpoolcache/neuron"
+    assert name not in environment(plain, network={"isolation": True})
+    assert environment(plain, environment={name: "s3://mine/cache"})[name] == "s3://mine/cache"
+    for variable, value in (
+        (name, "/opt/ml/checkpoints/cache"),
+        ("NEURON_CC_FLAGS", "--cache_dir=/opt/ml/checkpoints/cache"),
+    ):
+        with pytest.raises(smtrain.ConfigError, match=r"the compile cache may not lie in /opt/ml/checkpoints"):
+            environment(plain, environment={variable: value})
+
+
+def test_a_folder_of_weights_is_a_prefix_of_its_own(plain: dict[str, Any]) -> None:
+    """`s3://bucket/model` would bring `s3://bucket/model-chat/` along."""
+    channels = {c["ChannelName"]: c for c in smtrain.request(plain)["InputDataConfig"]}
+    assert channels["model"]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/model/"
