@@ -20,10 +20,17 @@ class ParallelOptions:
     """Samples of one forward pass of one data-parallel rank; the rest of its batch is accumulated."""
     sequence_parallel: bool = False
     """Cut the activations between the tensor-parallel parts along the sequence; tp must divide its length."""
-    activation_checkpointing: Literal["none", "full"] = "none"
-    """`full` keeps only the input of each decoder layer and computes the layer again in the backward pass."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """`full` keeps only the input of each decoder layer and computes the layer again in the backward pass, `selective`
+    (nxd) computes only softmax attention again."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """The dtype of weights, activations and their gradients; sums of gradients and optimizer state are fp32 always."""
+    zero1: bool = True
+    """Optimizer state split over data-parallel ranks; only nxd can do without."""
+    pipeline_cuts: tuple[int, ...] = ()
+    """nxd: the last layer of every stage but the last; by default the stages are even."""
+    virtual_stages: int = 1
+    """nxd: stages that each pipeline rank has, dealt round robin."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,8 @@ class Engine(Protocol):
         """Mean token loss of the global batch without a gradient, on every rank."""
         ...
 
-    def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
         ...
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:

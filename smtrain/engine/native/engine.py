@@ -11,6 +11,7 @@ import torch.distributed as dist
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
+from smtrain.engine.initial import RandomWeights
 from smtrain.engine.native import comm, persist
 from smtrain.engine.native.comm import IGNORED, Mesh
 from smtrain.engine.native.pipeline import MicroBatch, Pipeline
@@ -47,7 +48,7 @@ class NativeEngine:
         self.stage = Stage(config, self.layout, self.mesh, options)
         fault = None
         try:
-            self.stage.randomize(seed) if weights is None else self.stage.load(weights)
+            self.stage.load(weights or RandomWeights(config, self.shape, seed))
         except CheckpointError as error:
             fault = str(error)
         self.mesh.agree(fault, "the weights cannot be loaded")
@@ -69,6 +70,7 @@ class NativeEngine:
 
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
         self._check_length(input_ids)
         h = self.pipeline.hidden(input_ids.to(self.device), None if segments is None else segments.to(self.device))
         if h is None:
@@ -85,6 +87,11 @@ class NativeEngine:
 
     def prune(self, folder: Path, keep: int) -> None:
         persist.prune(self.mesh, Path(folder), keep)
+
+    def any(self, flag: bool) -> bool:
+        raised = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+        return bool(raised.item())
 
     def close(self) -> None:
         if dist.is_initialized():

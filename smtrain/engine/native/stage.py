@@ -7,7 +7,6 @@ linears whose columns are cut. There is no second model code, so equality with t
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from smtrain.checkpoint.layout import Layout, Shard
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import ParallelOptions
+from smtrain.engine.initial import RandomWeights
 from smtrain.engine.native import comm
 from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import Mesh
@@ -40,7 +40,7 @@ class Stage(nn.Module):
         self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
         self.recompute = options.activation_checkpointing == "full"
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
-        self.config = _transformers_config(config)
+        self.config = transformers_config(config)
         for key in ("attention_dropout", "hidden_dropout"):
             if getattr(self.config, key, 0):
                 log.warning(
@@ -144,7 +144,7 @@ class Stage(nn.Module):
     # Values
 
     @torch.no_grad()
-    def load(self, source: WeightSource) -> None:
+    def load(self, source: WeightSource | RandomWeights) -> None:
         """Read this rank's slices. Raises `CheckpointError` if a parameter is missing or has another shape."""
         shape, names = self.layout.shape, set(source.names())
         for name, parameter in self.own():
@@ -160,30 +160,6 @@ class Stage(nn.Module):
                     "by config.json: take weights and config.json from the same model"
                 )
             self._fill(name, parameter, lambda *cut, stored=stored: source.read(stored, *cut))
-
-    @torch.no_grad()
-    def randomize(self, seed: int) -> None:
-        """Fill like transformers does from scratch: the same numbers on every mesh, one generator a parameter."""
-        deviation = getattr(self.config, "initializer_range", 0.02)
-        for name, parameter in self.own():
-            whole = self._random(name, seed, deviation)
-            self._fill(
-                name,
-                parameter,
-                lambda dim=None, start=0, stop=0, w=whole: w if dim is None else w.narrow(dim, start, stop - start),
-            )
-
-    def _random(self, name: str, seed: int, deviation: float) -> torch.Tensor:
-        shape = self.layout.spec(name).shape
-        if len(shape) == 1:
-            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
-        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
-        padding = getattr(self.config, "pad_token_id", None)
-        if name == self.layout.shape.embed_name and self.embed is not None and self.embed.padding_idx is not None:
-            whole[padding] = 0.0
-        return whole
 
     def _fill(self, name: str, parameter: nn.Parameter, read: Callable[..., torch.Tensor]) -> None:
         shard = self.layout.shard(name, self.mesh.tp_rank)
@@ -253,7 +229,8 @@ class Stage(nn.Module):
         return self._leave(found * here[..., None].to(found.dtype))
 
 
-def _transformers_config(config: dict[str, Any]) -> Any:
+def transformers_config(config: dict[str, Any]) -> Any:
+    """transformers' config object of a config.json. Raises `CheckpointError` where transformers refuses it."""
     try:
         return AutoConfig.for_model(**{k: v for k, v in config.items() if k != "transformers_version"})
     except Exception as error:  # its validation errors have no common class

@@ -1,0 +1,51 @@
+"""A random start, read like a weight source: the same numbers whatever the engine and the mesh, one generator a parameter."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from smtrain.model.families import ModelShape
+
+# Families whose embedding transformers builds with a padding row.
+_PADDED = ("llama", "qwen2", "qwen3", "mistral")
+
+
+class RandomWeights:
+    """Values as transformers' own initialisation draws them: normal matrices, norms 1, biases 0."""
+
+    def __init__(self, config: dict[str, Any], shape: ModelShape, seed: int) -> None:
+        self._config, self._shape, self._seed = config, shape, seed
+        self._specs = {spec.name: spec for spec in shape.specs}
+        self._last: tuple[str, torch.Tensor] | None = None
+
+    def names(self) -> list[str]:
+        return sorted(self._specs)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._specs[name].shape
+
+    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The whole tensor, or its rows/columns `start:stop` along `dim`."""
+        whole = self._whole(name)
+        return whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+
+    def _whole(self, name: str) -> torch.Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._made(name)
+        return self._last[1]
+
+    def _made(self, name: str) -> torch.Tensor:
+        shape = self.shape(name)
+        if len(shape) == 1:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        deviation = self._config.get("initializer_range", 0.02)
+        whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
+        padding = self._config.get("pad_token_id")
+        if name == self._shape.embed_name and padding is not None and self._shape.family in _PADDED:
+            whole[padding] = 0.0
+        return whole

@@ -1,0 +1,266 @@
+"""The nxd engine: a model over neuronx-distributed's layers, its pipeline and its ZeRO-1 behind the `Engine` seam."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from neuronx_distributed import (
+    initialize_parallel_model,
+    initialize_parallel_optimizer,
+    neuronx_distributed_config,
+)
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.utils import get_device, mark_step
+from torch import nn
+from torch_neuronx.utils import get_platform_target
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.sources import WeightSource
+from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
+from smtrain.engine.initial import RandomWeights
+from smtrain.engine.nxd import persist
+from smtrain.engine.nxd.attention import CoreAttention, Rotary
+from smtrain.engine.nxd.library import Everyone
+from smtrain.engine.nxd.model import Build, CausalLM, LlamaAttention, layer_class
+from smtrain.engine.nxd.optimizer import ClippedAdamW, groups
+from smtrain.engine.nxd.persist import SaveOptions
+from smtrain.engine.nxd.weights import fill
+from smtrain.errors import CheckpointError, ConfigError
+from smtrain.model.families import FAMILIES, ModelShape
+
+IGNORED = -100  # the label that counts in no loss
+
+
+class NxdEngine:
+    """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `library.init_distributed` joined.
+
+    `config` is the model's config.json, `weights` where its values come from, None a random start from `seed`; every
+    step has `micro_batches` of `options.micro_batch_size` samples on each data-parallel rank. Raises `ConfigError` if
+    the mesh does not fit the job or the model, `CheckpointError` on every rank if the weights do not fit.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], options: ParallelOptions, optimizer: OptimizerOptions,
+        weights: WeightSource | None, seed: int, micro_batches: int, saving: SaveOptions | None = None,
+    ) -> None:  # fmt: skip
+        self.config, self.options, self.saving = config, options, saving or SaveOptions()
+        self.shape = ModelShape.from_config(config)
+        self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        self.micro_batches = micro_batches
+        self.everyone = Everyone()
+        self._refuse()
+        order: Any = "tiled" if get_platform_target() in ("trn1", "trn1n", "inf2") else "grouped"
+        self.layout = Layout(self.shape, options.tp, options.pp, order)
+        self.nxd_config = neuronx_distributed_config(
+            tensor_parallel_size=options.tp,
+            pipeline_parallel_size=options.pp,
+            pipeline_config=self._pipeline() if options.pp > 1 else None,
+            optimizer_config={"zero_one_enabled": options.zero1, "grad_clipping": False},
+            sequence_parallel=self.sequence_parallel,
+            activation_checkpoint_config=self._recomputed(),
+            model_init_config={
+                "meta_device_init": True,
+                "param_init_fn": _leave_empty,
+                "sequential_move_factor": 11,
+            },
+            mixed_precision_config={
+                "use_master_weights": options.zero1,
+                "use_fp32_grad_acc": options.zero1,
+                "use_master_weights_in_ckpt": options.zero1,
+            },
+        )
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.tp_rank = parallel_state.get_tensor_model_parallel_rank()
+        self.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
+        self.dp_rank, self.dp_size = parallel_state.get_data_parallel_rank(), options.dp
+        self.parameters = self.shape.parameters()
+        self.model = initialize_parallel_model(self.nxd_config, self._build)
+        if options.pp == 1:
+            self.model.original_module().tie()  # the library unties what it moves from `meta`, on one stage
+        fault = None
+        try:
+            fill(self._named(), weights or RandomWeights(config, self.shape, seed), self.layout, self.tp_rank)
+        except CheckpointError as error:
+            fault = str(error)
+        self.everyone.agree(fault, "the weights cannot be loaded")
+        for module in self.model.modules():
+            if isinstance(module, LlamaAttention):
+                module.sum_copies()
+        replicas = 1 if options.zero1 else options.dp
+        self.optimizer = initialize_parallel_optimizer(
+            self.nxd_config,
+            ClippedAdamW,
+            groups(self._named(), self.layout, self.tp_rank, self.pp_rank, replicas, optimizer.weight_decay),
+            lr=0.0,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            clip=optimizer.grad_clip,
+        )
+        self.optimizer_steps = 0
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.options.sequence_parallel and self.options.tp > 1
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank's stage has the loss."""
+        return self.pp_rank == self.options.pp - 1
+
+    def step(self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float) -> StepResult:
+        self._check(input_ids)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        batch = self._batch(input_ids, labels)
+        if self.options.pp > 1:
+            loss = self.model.run_train(**batch)
+        else:
+            loss = sum(self._backward(micro) for micro in self._micro_batches(batch))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        mark_step()
+        self.optimizer_steps += 1
+        norm = self._clipping().norm
+        assert norm is not None
+        return StepResult(self._mean(loss), float(norm))
+
+    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
+        self._check(input_ids)
+        batch = self._batch(input_ids, labels)
+        if self.options.pp > 1:
+            return self._mean(self.model.run_eval(**batch))
+        with torch.no_grad():
+            losses = [self.model(**micro).detach() for micro in self._micro_batches(batch)]
+            return self._mean(sum(losses) / self.micro_batches)
+
+    def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        persist.save(self, Path(folder), step, state)
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        return persist.load(self, Path(checkpoint))
+
+    def prune(self, folder: Path, keep: int) -> None:
+        persist.prune(self.everyone, Path(folder), keep)
+
+    def any(self, flag: bool) -> bool:
+        return any(self.everyone.gather(flag))
+
+    def close(self) -> None:
+        persist.finish(self)
+        if dist.is_initialized():
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+
+    # Building
+
+    def _refuse(self) -> None:
+        options, faults = self.options, self.shape.mesh_faults(self.options.tp, self.options.pp)
+        if options.tp * options.pp * options.dp != self.everyone.size:
+            faults.append(
+                f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number of processes, "
+                f"{self.everyone.size}"
+            )
+        if self.shape.vocab % options.tp:
+            faults.append(
+                f"parallel.tp: {options.tp} does not divide the vocabulary of {self.shape.vocab}, which NxD does not "
+                "pad in training; use a tp that does"
+            )
+        if options.precision == "bf16" and options.tp > 1 and not options.sequence_parallel:
+            faults.append(
+                "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 "
+                "without it; set it to true"
+            )
+        if options.precision == "bf16" and not options.zero1:
+            faults.append(
+                "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"
+            )
+        if faults:
+            raise ConfigError(faults)
+
+    def _build(self) -> CausalLM:
+        from smtrain.engine.native.stage import transformers_config
+
+        made = transformers_config(self.config)
+        rotary = Rotary(made, self.shape)
+        return CausalLM(Build(self.shape, self.layout, made, self.dtype, self.sequence_parallel, rotary))
+
+    def _pipeline(self) -> dict[str, Any]:
+        """The library's pipeline settings; the stages are cut where the layout cuts them."""
+        options, family = self.options, FAMILIES[self.shape.family]
+        stages = options.pp * options.virtual_stages
+        cut = Layout(self.shape, 1, stages, cuts=options.pipeline_cuts or None)
+        return {
+            "transformer_layer_cls": layer_class(self.shape),
+            "num_microbatches": self.micro_batches,
+            "virtual_pipeline_size": options.virtual_stages,
+            "pipeline_cuts": [f"{family.prefix}.layers.{cut.layers(s)[-1]}" for s in range(stages - 1)],
+            "output_loss_value_spec": True,
+            "input_names": ["input_ids", "labels", "weights"],
+            "leaf_module_cls": ["RMSNorm", "LayerNorm", "WeighedLoss"],
+            "use_zero1_optimizer": options.zero1,
+            "use_optimizer_wrapper": True,
+        }
+
+    def _recomputed(self) -> Any:
+        """The module class whose activations are not kept."""
+        kinds: dict[str, type[nn.Module]] = {"full": layer_class(self.shape), "selective": CoreAttention}
+        return kinds.get(self.options.activation_checkpointing)
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        """(NxD's name, parameter) of what this rank holds, without the wrappers' part of the names."""
+        return [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in self.model.named_parameters()]
+
+    def _clipping(self) -> ClippedAdamW:
+        inner = self.optimizer.optimizer
+        found: ClippedAdamW = inner.base_optimizer if self.options.zero1 else inner
+        return found
+
+    # Batches
+
+    def _check(self, input_ids: torch.Tensor) -> None:
+        rows, length = input_ids.shape
+        if rows != self.micro_batches * self.options.micro_batch_size:
+            raise ConfigError(
+                [
+                    f"train.global_batch_size: {rows} samples came to a data-parallel rank, the pipeline was built for "
+                    f"{self.micro_batches} micro-batches of {self.options.micro_batch_size}; they must agree"
+                ]
+            )
+        if self.sequence_parallel and length % self.options.tp:
+            raise ConfigError(
+                [
+                    f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.options.tp} parts "
+                    "(parallel.tp): make train.seq_len a multiple of parallel.tp"
+                ]
+            )
+
+    def _batch(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Weights so that NxD's mean over micro-batches and data-parallel ranks is the mean over all tokens."""
+        counted = labels != IGNORED
+        held = self.options.tp * self.options.pp  # ranks that have this very batch
+        tokens = max(1.0, self.everyone.sum(int(counted.sum()) / held)[0])
+        scale = self.micro_batches * self.dp_size / round(tokens)
+        return {"input_ids": input_ids, "labels": labels.clamp(min=0), "weights": counted.float() * scale}
+
+    def _micro_batches(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        device = get_device()
+        cut = {name: x.split(self.options.micro_batch_size) for name, x in batch.items()}
+        return [{name: parts[i].to(device) for name, parts in cut.items()} for i in range(self.micro_batches)]
+
+    def _backward(self, micro: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss: torch.Tensor = self.model(**micro) / self.micro_batches
+        loss.backward()
+        mark_step()
+        return loss.detach()
+
+    def _mean(self, loss: Any) -> float:
+        """From the losses on the last stages to the mean, on every rank."""
+        mine = float(loss) if self.last and self.tp_rank == 0 else 0.0
+        return self.everyone.sum(mine)[0] / self.dp_size
+
+
+def _leave_empty(_module: nn.Module, _device: torch.device) -> None:
+    """Parameters made on `meta` get memory from the library and their values from `fill`."""

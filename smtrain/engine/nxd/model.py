@@ -1,0 +1,295 @@
+"""The model families as thin modules over neuronx-distributed's parallel layers.
+
+Modules are named so that their parameters have the names NxD's own examples save (checkpoint/nxd_names.py, attention
+inputs in the grouped form). Hidden states are [sequence, batch, hidden], the sequence cut between tensor-parallel ranks
+under sequence parallelism: the order of dimensions that NxD's layers take for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
+from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
+from neuronx_distributed.parallel_layers.mappings import copy_to_tensor_model_parallel_region
+from neuronx_distributed.parallel_layers.parallel_state import get_kv_shared_group
+from torch import nn
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.engine.nxd.attention import CoreAttention, Rotary
+from smtrain.model.families import FAMILIES, ModelShape
+
+
+@dataclass(frozen=True)
+class Build:
+    """What every module is made from."""
+
+    shape: ModelShape
+    layout: Layout
+    config: Any
+    """transformers' config object."""
+    dtype: torch.dtype
+    sequence_parallel: bool
+    rotary: Rotary
+
+    def column(self, out: int, *, bias: bool, stride: int = 1) -> ColumnParallelLinear:
+        """A linear whose rows are cut; `stride` of them lie side by side in it."""
+        return ColumnParallelLinear(
+            self.shape.hidden, out, bias=bias, gather_output=False, dtype=self.dtype, stride=stride,
+            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
+        )  # fmt: skip
+
+    def row(self, into: int, *, bias: bool) -> RowParallelLinear:
+        """A linear whose columns are cut, behind one whose rows are."""
+        return RowParallelLinear(
+            into, self.shape.hidden, bias=bias, input_is_parallel=True, dtype=self.dtype,
+            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
+        )  # fmt: skip
+
+    def norm(self) -> nn.Module:
+        """The family's norm; under sequence parallelism NxD sums its gradient, which each rank has a part of."""
+        norm: nn.Module
+        if FAMILIES[self.shape.family].norm_bias:
+            norm = nn.LayerNorm(self.shape.hidden, eps=self.config.layer_norm_eps, dtype=self.dtype)
+        else:
+            norm = RMSNorm(self.shape.hidden, self.config.rms_norm_eps, self.dtype)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel_enabled = self.sequence_parallel  # type: ignore[attr-defined]
+        return norm
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of a layer."""
+        kinds = getattr(self.config, "layer_types", None)
+        slides = kinds is None or kinds[layer] == "sliding_attention"
+        return self.shape.sliding_window if slides else None
+
+
+class RMSNorm(nn.Module):
+    """As transformers computes it: in fp32, rounded before the weight."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size, dtype=dtype)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(x, self.weight)
+
+    def scale(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class HeadNorm(RMSNorm):
+    """Of queries or keys: each rank sees its own heads only, so the backward pass sums the weight's gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(x, copy_to_tensor_model_parallel_region(self.weight))
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention; key/value heads are repeated as often as tp needs."""
+
+    def __init__(self, build: Build, layer: int) -> None:
+        super().__init__()
+        shape, layout = build.shape, build.layout
+        self.head, self.rotary = shape.head_dim, build.rotary
+        self.qkv_proj = GQAQKVColumnParallelLinear(
+            shape.hidden, [shape.heads * self.head, shape.kv_heads * self.head], bias=False, gather_output=False,
+            dtype=build.dtype, sequence_parallel_enabled=build.sequence_parallel,
+            kv_size_multiplier=layout.kv_multiplier, fuse_qkv=False,
+        )  # fmt: skip
+        if shape.qkv_bias:
+            self._add_biases(build)
+        self.q_norm = self.k_norm = None
+        if shape.family == "qwen3":
+            self.q_norm, self.k_norm = (HeadNorm(self.head, build.config.rms_norm_eps, build.dtype) for _ in range(2))
+        self.core = CoreAttention(build.window(layer))
+        self.o_proj = build.row(shape.heads * self.head, bias=shape.o_bias)
+
+    def _add_biases(self, build: Build) -> None:
+        """NxD's own biases cannot be built here, and their copies' gradients would not be summed."""
+        weights = self.qkv_proj.weight_q, self.qkv_proj.weight_k, self.qkv_proj.weight_v
+        for letter, weight in zip("qkv", weights, strict=True):
+            bias = nn.Parameter(torch.zeros(weight.shape[0], dtype=build.dtype))
+            setattr(self.qkv_proj, f"bias_{letter}", bias)
+
+    def sum_copies(self) -> None:
+        """Have the gradients of repeated key/value biases summed, once the parameters are on their device."""
+        if self.qkv_proj.kv_size_multiplier > 1 and self.qkv_proj.bias_k is not None:
+            for bias in (self.qkv_proj.bias_k, self.qkv_proj.bias_v):
+                bias.register_hook(_sum_over_copies)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (self._heads(part) for part in self.qkv_proj(x))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotary.turn(q), self.rotary.turn(k)
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        return self.o_proj(_joined(self.core(q, k, v)))
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], -1, self.head).permute(1, 2, 0, 3)
+
+
+class LlamaMLP(nn.Module):
+    """Gate and up projection in one matrix, as NxD stores them."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        shape = build.shape
+        self.gate_up_proj = build.column(2 * shape.intermediate, bias=shape.mlp_bias, stride=2)
+        self.down_proj = build.row(shape.intermediate, bias=shape.mlp_bias)
+        self.act = _activation(build.config.hidden_act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(self.act(gate) * up)
+
+
+class LlamaDecoderLayer(nn.Module):
+    """A block of Llama, Mistral and Qwen."""
+
+    def __init__(self, build: Build, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = build.norm(), build.norm()
+        self.self_attn, self.mlp = LlamaAttention(build, layer), LlamaMLP(build)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class NeoXAttention(nn.Module):
+    """Each head's query, key and value rows lie together, so a rank's part is a block of whole heads (stride 1)."""
+
+    def __init__(self, build: Build, layer: int) -> None:
+        super().__init__()
+        shape = build.shape
+        self.head, self.rotary = shape.head_dim, build.rotary
+        self.query_key_value = build.column(3 * shape.heads * self.head, bias=shape.qkv_bias)
+        self.core = CoreAttention(build.window(layer))
+        self.dense = build.row(shape.heads * self.head, bias=shape.o_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.query_key_value(x)
+        rows = rows.view(rows.shape[0], rows.shape[1], -1, 3 * self.head).permute(1, 2, 0, 3)
+        q, k, v = rows.split(self.head, -1)
+        return self.dense(_joined(self.core(self.rotary.turn(q), self.rotary.turn(k), v)))
+
+
+class NeoXMLP(nn.Module):
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.dense_h_to_4h = build.column(build.shape.intermediate, bias=build.shape.mlp_bias)
+        self.dense_4h_to_h = build.row(build.shape.intermediate, bias=build.shape.mlp_bias)
+        self.act = _activation(build.config.hidden_act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
+
+
+class NeoXDecoderLayer(nn.Module):
+    """A block of GPT-NeoX and Pythia, its residual parallel or sequential."""
+
+    def __init__(self, build: Build, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = build.norm(), build.norm()
+        self.attention, self.mlp = NeoXAttention(build, layer), NeoXMLP(build)
+        self.parallel = build.config.use_parallel_residual
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        attended = self.attention(self.input_layernorm(x))
+        if self.parallel:
+            return x + attended + self.mlp(self.post_attention_layernorm(x))
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class WeighedLoss(nn.Module):
+    """Sum of token losses times their weights: the caller's weights make it the global batch's mean."""
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """`logits` [S, B, V / tp]; `labels` and `weights` [B, S], the weight of an ignored label being 0."""
+        # The function writes into what it is given.
+        wide = logits.float() if logits.dtype != torch.float32 else logits.clone()
+        losses = parallel_cross_entropy(wide.contiguous(), labels.transpose(0, 1).contiguous())
+        return (losses * weights.transpose(0, 1)).sum()
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm under the family's names."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        family, layer = FAMILIES[build.shape.family], layer_class(build.shape)
+        embed = ParallelEmbedding(
+            build.shape.vocab, build.shape.hidden, dtype=build.dtype,
+            padding_idx=None if build.shape.family == "gpt_neox" else build.config.pad_token_id,
+            sequence_parallel_enabled=build.sequence_parallel,
+        )  # fmt: skip
+        if build.config.pad_token_id == 0 and build.shape.family != "gpt_neox" and embed.start_index == 0:
+            embed.padding_idx = 0  # which the library takes for none
+        setattr(self, family.embed, embed)
+        self.layers = nn.ModuleList([layer(build, i) for i in range(build.shape.layers)])
+        setattr(self, family.norm, build.norm())
+
+
+class CausalLM(nn.Module):
+    """The whole model; NxD's tracer follows `forward` and cuts it between layers."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.build = build
+        family = FAMILIES[build.shape.family]
+        decoder = Decoder(build)
+        setattr(self, family.prefix, decoder)
+        head = build.column(build.shape.vocab, bias=False)
+        setattr(self, family.head, head)
+        self.loss = WeighedLoss()
+        self.tie()
+
+    def tie(self) -> None:
+        """One matrix for embedding and head, where config.json says so."""
+        family = FAMILIES[self.build.shape.family]
+        if self.build.shape.tied:
+            embed = getattr(getattr(self, family.prefix), family.embed)
+            getattr(self, family.head).weight = embed.weight
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """`input_ids` [B, S] to the weighed loss."""
+        family = FAMILIES[self.build.shape.family]
+        decoder = getattr(self, family.prefix)
+        x = getattr(decoder, family.embed)(input_ids)
+        if not self.build.sequence_parallel:  # which has turned it already
+            x = x.transpose(0, 1).contiguous()
+        for layer in decoder.layers:
+            x = layer(x)
+        logits = getattr(self, family.head)(getattr(decoder, family.norm)(x))
+        return self.loss(logits, labels, weights)
+
+
+def layer_class(shape: ModelShape) -> type[nn.Module]:
+    """What a pipeline is cut between, and full activation checkpointing wraps."""
+    return NeoXDecoderLayer if shape.family == "gpt_neox" else LlamaDecoderLayer
+
+
+def _joined(heads: torch.Tensor) -> torch.Tensor:
+    """[B, heads, S, head size] -> [S, B, heads x head size]."""
+    return heads.permute(2, 0, 1, 3).flatten(2)
+
+
+def _activation(name: str) -> Any:
+    from transformers.activations import ACT2FN
+
+    return F.silu if name == "silu" else ACT2FN[name]
+
+
+def _sum_over_copies(gradient: torch.Tensor) -> torch.Tensor:
+    whole = gradient.clone()
+    torch.distributed.all_reduce(whole, group=get_kv_shared_group())
+    return whole
