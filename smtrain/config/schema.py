@@ -92,15 +92,22 @@ class Parallel(Section):
     """Sequences per data-parallel rank in one pipeline slot."""
     sequence_parallel: bool = False
     """Cut activations along the sequence between tensor-parallel regions."""
-    activation_checkpointing: Literal["none", "full"] = "none"
-    """`full` keeps only each layer's input and recomputes the rest in the backward pass."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` (engine nxd)
+    recomputes softmax attention only."""
+    zero1: bool = True
+    """Split optimizer state over data-parallel ranks; only engine nxd can do without."""
+    pipeline_cuts: tuple[int, ...] = ()
+    """Engine nxd: the last layer of every pipeline stage but the last; default: even stages, the remainder last."""
+    virtual_stages: int = Field(1, ge=1)
+    """Engine nxd: stages of each pipeline rank, dealt round robin (interleaved schedule)."""
 
 
 class Train(Section):
     """The training run itself."""
 
-    engine: Literal["native"] = "native"
-    """What does the parallel work."""
+    engine: Literal["native", "nxd"] = "native"
+    """What does the parallel work: torch alone, or neuronx-distributed (Trainium1; docs/nxd.md)."""
     steps: int = Field(1000, ge=0)
     """Optimizer steps in all; a run that resumes goes on up to this number."""
     global_batch_size: int = Field(8, ge=1)
@@ -127,6 +134,10 @@ class Train(Section):
     """Seed of the data order and of a start from scratch."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Of weights and activations; optimizer state and master weights are fp32 always."""
+    stochastic_rounding: bool = False
+    """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
+    stall_minutes: float = Field(30, ge=0)
+    """End the job, with where each rank stands, when no step was done for so long; 0: never."""
     log_interval: int = Field(1, ge=1)
     """Steps between log lines."""
     save_interval: int = Field(100, ge=1)
@@ -179,6 +190,10 @@ class Checkpoint(Section):
     """Default: <output.s3_uri>/<name>/checkpoints/."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept; the only whole one is never deleted."""
+    form: Literal["pt", "xser"] = "pt"
+    """Engine nxd: one file a rank, or one a tensor, written by all data-parallel ranks."""
+    asynchronous: bool = False
+    """Engine nxd: write in the background; a checkpoint counts when the next one begins, or at the end."""
     resume: bool = True
     """Go on from the newest whole checkpoint of this run, if there is one."""
 

@@ -1,4 +1,4 @@
-"""A random start, read like a weight source: the same numbers whatever the engine and the mesh, one generator a parameter."""
+"""A random start, read like a weight source: the same numbers on every engine and mesh, one generator a parameter."""
 
 from __future__ import annotations
 

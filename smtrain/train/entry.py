@@ -21,13 +21,14 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
     try:
         stage(container.config(), container)
     except SmtrainError as error:
-        _fail(container, str(error))
+        fail(container, str(error))
     except Exception as error:
         traceback.print_exc()
-        _fail(container, f"{type(error).__name__}: {error}")
+        fail(container, f"{type(error).__name__}: {error}")
 
 
-def _fail(container: Container, message: str) -> None:
+def fail(container: Container, message: str) -> None:
+    """Report a failure where SageMaker and people look for it, and end the process with status 1."""
     rank = os.environ.get("RANK")
     where = f"{container.host}, rank {rank}" if rank else container.host
     sys.stderr.write(f"{where}: {message}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable
@@ -11,11 +10,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from smtrain.config import JobConfig
 from smtrain.engine.base import Engine
-from smtrain.errors import SmtrainError
+from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.schedule import learning_rate
 
@@ -43,30 +41,29 @@ class StopRequest:
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._asked = True
 
-    def agreed(self) -> bool:
+    def agreed(self, engine: Engine) -> bool:
         """Whether any rank was asked to stop. Collective: hosts get their signals at different moments."""
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        asked = torch.tensor([int(self._asked)], device=device)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        return bool(asked.item())
+        return engine.any(self._asked)
 
 
 def train(
     config: JobConfig, engine: Engine, loader: Loader, *, checkpoints: Path, resumed: int | None, samples: int,
-    position: Position, log: MetricsLog | None, stop: StopRequest,
+    position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch,
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
     `samples` is how many the run has consumed so far; `position(samples)` is what a checkpoint keeps beside the
-    weights. Raises `SmtrainError` naming step and samples when the loss or the gradient is not a number.
+    weights. Raises `SmtrainError` naming step and samples when the loss is no number or explodes.
     """
     options = config.train
     step = resumed or 0
+    watch = LossWatch()
 
     def save() -> None:
         began = time.perf_counter()
         engine.save(checkpoints, step, position(samples))
         engine.prune(checkpoints, config.checkpoint.keep)
+        stall.beat(f"saving step {step}")
         if engine.rank == 0:
             print(f"checkpoint of step {step} saved in {time.perf_counter() - began:.1f} s", flush=True)
 
@@ -77,16 +74,12 @@ def train(
         lr = learning_rate(options, step)
         input_ids, labels, *segments = loader.batch(samples)
         result = engine.step(input_ids, labels, lr, *segments)
-        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
-            raise SmtrainError(
-                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, samples {samples} to "
-                f"{samples + options.global_batch_size - 1}; lower the learning rate or look at these samples, the "
-                "run goes on from its last checkpoint"
-            )
+        watch.check(step, result, range(samples, samples + options.global_batch_size))
+        stall.beat(f"step {step}")
         samples += options.global_batch_size
         if log and (step % options.log_interval == 0 or step in (1, options.steps)):
             log.log(step, result, lr, loader.waited)
-        stopping = stop.agreed()
+        stopping = stop.agreed(engine)
         if step % options.save_interval == 0 or step == options.steps or stopping:
             save()
         if stopping:

@@ -21,7 +21,8 @@ def peak_flops(instance_type: str) -> float:
     multiplication in the training's own thread count is timed here, and MFU is relative to that.
     """
     row = instance(instance_type)
-    if row and torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator()):
+    neuron = torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator())
+    if row and (neuron or Path("/dev/neuron0").exists()):  # torch knows no accelerator of PyTorch/XLA's
         return float(row["core_tflops"]) * 1e12
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     n = 512 if device is None or device.type == "cpu" else 4096

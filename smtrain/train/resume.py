@@ -13,20 +13,22 @@ from smtrain.config import JobConfig
 from smtrain.config.schema import digest
 from smtrain.data.manifest import Manifest
 from smtrain.errors import CheckpointError
+from smtrain.train.engines import Fault, Gather
 
 
-def newest_common(folder: Path) -> tuple[int, Path] | None:
-    """Step and folder of the newest checkpoint that is whole on the disk of every host. Collective."""
+def newest_common(folder: Path, fault: Fault, gather: Gather) -> tuple[int, Path] | None:
+    """Step and folder of the newest checkpoint that is whole on the disk of every host. Collective.
+
+    `fault` and `gather` are the engine's (train/engines.py).
+    """
     mine = {}
     for step, path in checkpoint_manifest.checkpoints(folder):
-        reason = checkpoint_manifest.fault(path)
+        reason = fault(path)
         if reason is None:
             mine[step] = path
         elif dist.get_rank() == 0:
             print(f"passing over checkpoint {path.name}: {reason}", flush=True)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, sorted(mine))
-    common = set(mine).intersection(*map(set, everyone))
+    common = set(mine).intersection(*map(set, gather(sorted(mine))))
     return (max(common), mine[max(common)]) if common else None
 
 

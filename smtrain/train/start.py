@@ -9,10 +9,11 @@ from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
-from smtrain.engine.base import OptimizerOptions, ParallelOptions
-from smtrain.engine.native import NativeEngine, init_distributed
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.train.engines import build, join
+from smtrain.train.entry import fail
+from smtrain.train.health import StallWatch
 from smtrain.train.loop import StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.resume import check_position, newest_common, position
@@ -21,13 +22,14 @@ from smtrain.train.resume import check_position, newest_common, position
 def start(config: JobConfig, container: Container) -> None:
     """Train until `train.steps`, from the newest whole checkpoint if there is one. Collective: every rank calls it."""
     stop = StopRequest()
-    init_distributed()
-    options, parallel = config.train, config.parallel
+    stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
+    gather, fault = join(config)
+    options = config.train
     described = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
     data = container.channel("data")
     manifest = Manifest.load(data)
     weights = None
-    resumed, resumed_from = newest_common(container.checkpoint_dir) or (None, None)
+    resumed, resumed_from = newest_common(container.checkpoint_dir, fault, gather) or (None, None)
     if resumed_from and not config.checkpoint.resume:
         raise CheckpointError(
             f"checkpoint.resume: is false, but the run has checkpoints up to {resumed_from.name}; "
@@ -35,19 +37,7 @@ def start(config: JobConfig, container: Container) -> None:
         )
     if config.model.init == "weights" and resumed_from is None:
         weights = open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
-    engine = NativeEngine(
-        described,
-        ParallelOptions(
-            tp=parallel.tp, pp=parallel.pp, dp=config.dp, micro_batch_size=parallel.micro_batch_size,
-            sequence_parallel=parallel.sequence_parallel,
-            activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
-        ),
-        OptimizerOptions(
-            betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, grad_clip=options.grad_clip
-        ),
-        weights,
-        options.seed,
-    )  # fmt: skip
+    engine = build(config, described, weights)
     loader = TokenLoader(
         data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
         dp_size=engine.dp_size, seed=options.seed, vocab_size=ModelShape.from_config(described).vocab,
@@ -68,11 +58,12 @@ def start(config: JobConfig, container: Container) -> None:
         )  # fmt: skip
     train(
         config, engine, loader, checkpoints=container.checkpoint_dir, resumed=resumed, samples=samples,
-        position=lambda n: position(config, manifest, n), log=log, stop=stop,
+        position=lambda n: position(config, manifest, n), log=log, stop=stop, stall=stall,
     )  # fmt: skip
     if log:
         log.close()
     engine.close()
+    stall.close()
 
 
 def _announce(config: JobConfig, parameters: int, resumed_from: str | None) -> None:

@@ -110,8 +110,10 @@ class NxdEngine:
         """Whether this rank's stage has the loss."""
         return self.pp_rank == self.options.pp - 1
 
-    def step(self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float) -> StepResult:
-        self._check(input_ids)
+    def step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> StepResult:
+        self._check(input_ids, segments)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         batch = self._batch(input_ids, labels)
@@ -127,8 +129,8 @@ class NxdEngine:
         assert norm is not None
         return StepResult(self._mean(loss), float(norm))
 
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
-        self._check(input_ids)
+    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
+        self._check(input_ids, segments)
         batch = self._batch(input_ids, labels)
         if self.options.pp > 1:
             return self._mean(self.model.run_eval(**batch))
@@ -220,8 +222,15 @@ class NxdEngine:
 
     # Batches
 
-    def _check(self, input_ids: torch.Tensor) -> None:
+    def _check(self, input_ids: torch.Tensor, segments: torch.Tensor | None) -> None:
         rows, length = input_ids.shape
+        if segments is not None:
+            raise ConfigError(
+                [
+                    "train.engine: nxd attends over whole rows only, and this data keeps samples of a row apart; set "
+                    "train.engine: native, or pack without boundaries"
+                ]
+            )
         if rows != self.micro_batches * self.options.micro_batch_size:
             raise ConfigError(
                 [

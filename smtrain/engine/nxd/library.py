@@ -51,8 +51,11 @@ def init_distributed() -> None:
         import torch_xla.distributed.xla_backend  # noqa: F401 - registers the backend
 
         kind = "xla"
-    where: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(kind, **where)
+    if "RANK" in os.environ:
+        dist.init_process_group(kind)
+    else:
+        store: Any = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(kind, store=store, rank=0, world_size=1)
 
 
 def local_rank() -> int:

@@ -1,7 +1,7 @@
 """When a checkpoint that NxD wrote is whole. Pure Python: it is asked before the library is loaded.
 
-NxD marks the end of a save with `done`, from one rank: neither a sync to S3 nor a copy back keeps the order of files. So
-`smtrain.json` beside it lists every file of every host with its size.
+NxD marks the end of a save with `done`, from one rank: neither a sync to S3 nor a copy back keeps the order of files.
+So `smtrain.json` beside it lists every file of every host with its size.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from smtrain.engine.base import ParallelOptions
@@ -38,3 +37,9 @@ def engine(
 
 def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS) -> list[tuple[float, float]]:
     return cases.steps(engine(config, options), 0, count)
+
+
+def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> float:
+    e = engine(config, options)
+    loss: float = e.evaluate(*cases.own(e, cases.batch(config, 0)))
+    return loss

@@ -1,7 +1,7 @@
 """What it takes for neuronx-distributed to train on a CPU over gloo: stand-ins for what its CPU mode still asks of XLA.
 
 Never part of the package: the engine itself knows nothing of it. `install()` before the first import of the library,
-with NXD_CPU_MODE=1 and PJRT_DEVICE=CPU in the environment. Each function below is one work-around, named in docs/nxd.md.
+with NXD_CPU_MODE=1 and PJRT_DEVICE=CPU in the environment. Each function below is one work-around of docs/nxd.md.
 """
 
 from __future__ import annotations

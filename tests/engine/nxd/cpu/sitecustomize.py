@@ -1,4 +1,4 @@
-"""On PYTHONPATH of a process: the CPU stand-ins are there when neuronx_distributed is first imported, and not before."""
+"""On PYTHONPATH of a process: the CPU stand-ins come with the first import of neuronx_distributed, and not before."""
 
 from __future__ import annotations
 

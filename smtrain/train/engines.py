@@ -1,0 +1,67 @@
+"""The engine that a config asks for: how to join its job, which of its checkpoints are whole, how to build it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smtrain.checkpoint.sources import WeightSource
+from smtrain.config import JobConfig
+from smtrain.engine.base import Engine, OptimizerOptions, ParallelOptions
+
+Gather = Callable[[Any], list[Any]]
+Fault = Callable[[Path], str | None]
+
+
+def join(config: JobConfig) -> tuple[Gather, Fault]:
+    """Join the process group; gives what collects a value of every rank, and why a checkpoint is not whole.
+
+    Raises `ConfigError` where the container cannot run the engine.
+    """
+    if config.train.engine == "nxd":
+        from smtrain.engine.nxd import library, whole
+
+        library.require()
+        if config.train.stochastic_rounding:
+            os.environ["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"  # read when the runtime starts
+        library.init_distributed()
+        return library.Everyone().gather, whole.fault
+    import torch.distributed as dist
+
+    from smtrain.checkpoint import manifest
+    from smtrain.engine.native import init_distributed
+
+    init_distributed()
+
+    def gather(value: Any) -> list[Any]:
+        out: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(out, value)
+        return out
+
+    return gather, manifest.fault
+
+
+def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | None) -> Engine:
+    """The engine with its values; `described` is the model's config.json."""
+    options, parallel = config.train, config.parallel
+    mesh = ParallelOptions(
+        tp=parallel.tp, pp=parallel.pp, dp=config.dp, micro_batch_size=parallel.micro_batch_size,
+        sequence_parallel=parallel.sequence_parallel,
+        activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
+        zero1=parallel.zero1, pipeline_cuts=parallel.pipeline_cuts, virtual_stages=parallel.virtual_stages,
+    )  # fmt: skip
+    adamw = OptimizerOptions(
+        betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, grad_clip=options.grad_clip
+    )
+    if options.engine == "nxd":
+        from smtrain.engine.nxd.engine import NxdEngine
+        from smtrain.engine.nxd.persist import SaveOptions
+
+        each = options.global_batch_size // (config.dp * parallel.micro_batch_size)
+        saving = SaveOptions(config.checkpoint.form, config.checkpoint.asynchronous)
+        return NxdEngine(described, mesh, adamw, weights, options.seed, each, saving)
+    from smtrain.engine.native import NativeEngine
+
+    return NativeEngine(described, mesh, adamw, weights, options.seed)
