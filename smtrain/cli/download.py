@@ -16,9 +16,9 @@ app = options.app()
 def download(
     job: options.JobName,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put it.", show_default=False)],
-    target: options.At = options.TargetOption.local,
+    target: options.Where = None,
 ) -> None:
     """Copy what a job produced into a folder."""
     from smtrain.job.handle import Job
 
-    print(Job(job, target.value).download(folder))
+    print(Job(job, options.name_of(target)).download(folder))

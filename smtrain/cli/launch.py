@@ -26,22 +26,26 @@ def launch(
     again: options.Again = False,
     yes: options.Yes = False,
     no_check: options.NoCheck = False,
+    plain: options.Plain = False,
+    every: options.Every = None,
 ) -> None:
     """Start one stage of a config and follow it."""
     from smtrain.cli.before import planned
     from smtrain.config import load_config
     from smtrain.job.run import launch as launch_stage
 
-    where = options.name_of(target)
+    where, view = options.name_of(target), options.view_of(plain, every)
     loaded = load_config(config, set_=set_ or ())
     if stage.value == "train":
         loaded = planned(loaded, where, ask=not (yes or dry_run), show=not dry_run)
     if dry_run:
         print_requests(loaded, [stage.value], where)
         return
-    job = launch_stage(loaded, stage=stage.value, target=where, wait=wait, again=again, check=not no_check)
+    job = launch_stage(loaded, stage=stage.value, target=where, wait=wait, again=again, check=not no_check, view=view)
     at = job.target.name
     print(f"job: {job.name}")
+    if wait and job.known_running:  # Ctrl-C
+        raise typer.Exit(130)
     if not wait:
         print(f"follow it:  smtrain logs {job.name} --follow --target {at}")
         print(f"its state:  smtrain status {job.name} --target {at}")

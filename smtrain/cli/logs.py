@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Annotated, Optional
 
 import typer
@@ -16,25 +17,63 @@ app = options.app()
 @app.command()
 def logs(
     job: options.JobName,
-    target: options.At = options.TargetOption.local,
+    target: options.Where = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    host: Annotated[Optional[str], typer.Option(help="Only this host, e.g. algo-2.")] = None,  # noqa: UP045
-    grep: Annotated[Optional[str], typer.Option(help="Only lines that match this regular expression.")] = None,  # noqa: UP045
+    host: Annotated[Optional[str], typer.Option(help="Only this host, e.g. algo-2.", show_default=False)] = None,  # noqa: UP045
+    grep: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Only lines that match this regular expression.", show_default=False),
+    ] = None,
+    since: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Only what came later: 10m ago, or 2026-11-21T12:00.", show_default=False),
+    ] = None,
+    tail: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Of what there is already only so many lines.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the last --follow of it was left.")] = False,
+    plain: options.Plain = False,
+    every: options.Every = None,
+    lines: Annotated[
+        bool, typer.Option("--lines/--no-lines", help="Without the panel: lines, or summaries only.")
+    ] = True,
 ) -> None:
-    """Print what a job's hosts wrote."""
+    """Print what a job's hosts wrote, all hosts in the order of time."""
+    from smtrain.follow.show import View
+    from smtrain.follow.show import follow as show
     from smtrain.job.handle import Job
 
     try:
-        wanted = re.compile(grep) if grep else None
+        re.compile(grep or "")
     except re.error as error:
         raise JobError(f"--grep {grep}: is not a regular expression ({error})") from None
-    handle = Job(job, target.value)
-    hosts = handle.describe()["ResourceConfig"]["InstanceCount"]
+    handle = Job(job, options.name_of(target))
+    hosts = handle.hosts
     if host is not None and host not in {f"algo-{n + 1}" for n in range(hosts)}:
-        raise JobError(f"--host {host}: {job} has algo-1" + (f" to algo-{hosts}" if hosts > 1 else " alone"))
-    if follow:
-        handle.follow(host=host, grep=grep)
+        raise JobError(f"--host {host}: {handle.name} has algo-1" + (f" to algo-{hosts}" if hosts > 1 else " alone"))
+    view = View(
+        host, grep, _moment(since), tail, resume, False if plain or not lines else None,
+        options.seconds_of("--every", every), lines,
+    )  # fmt: skip
+    if not follow:
+        from smtrain.follow.show import dump
+
+        dump(handle, view)
         return
-    for line in handle.lines(host):
-        if not wanted or wanted.search(line.text):
-            print(f"{line.host} | {line.text}" if hosts > 1 else line.text)
+    if not show(handle, view):
+        raise typer.Exit(130)
+    if (why := handle.explain()).failed:
+        print(why)
+
+
+def _moment(since: str | None) -> int | None:
+    """`10m` ago or an ISO 8601 time, in ms since 1970."""
+    import time
+
+    if since is None:
+        return None
+    try:
+        return int(datetime.fromisoformat(since).timestamp() * 1000)
+    except ValueError:
+        return int((time.time() - (options.seconds_of("--since", since) or 0)) * 1000)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from smtrain.job.target import TargetName
+
+if TYPE_CHECKING:
+    from smtrain.follow.show import View
 
 
 class TargetOption(str, Enum):
@@ -39,6 +42,15 @@ To = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever it costs.")]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not look for faults first (on AWS).")]
 At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="Where the job is.")]
+Where = Annotated[
+    Optional[TargetOption],  # noqa: UP045
+    typer.Option("--target", help="Where the job is; default: here if it is known here, else AWS.", show_default=False),
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Lines and summaries in place of the live panel.")]
+Every = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.", show_default=False),
+]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
 Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]
 
@@ -46,6 +58,26 @@ Again = Annotated[bool, typer.Option("--again", help="Do what is done already on
 def name_of(target: TargetOption | None) -> TargetName | None:
     """The option as the library's own word."""
     return "local" if target is TargetOption.local else "aws" if target is TargetOption.aws else None
+
+
+def seconds_of(option: str, text: str | None) -> float | None:
+    """A duration option in seconds; raises `JobError` where it is none."""
+    if text is None:
+        return None
+    from smtrain.config.units import seconds
+    from smtrain.errors import JobError
+
+    try:
+        return float(seconds(text))
+    except ValueError as error:
+        raise JobError(f"{option} {text}: {error}") from None
+
+
+def view_of(plain: bool, every: str | None) -> View:
+    """How `run` and `launch` show a job."""
+    from smtrain.follow.show import View
+
+    return View(panel=False if plain else None, every=seconds_of("--every", every))
 
 
 def app() -> typer.Typer:

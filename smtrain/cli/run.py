@@ -22,6 +22,8 @@ def run(
     again: options.Again = False,
     yes: options.Yes = False,
     no_check: options.NoCheck = False,
+    plain: options.Plain = False,
+    every: options.Every = None,
     download: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Copy the exported model into this folder at the end.", show_default=False),
@@ -38,7 +40,8 @@ def run(
     if dry_run:
         print_requests(loaded, stages_of(loaded), where)
         return
-    done = run_all(loaded, target=where, again=again, check=not no_check)
+    view = options.view_of(plain, every)
+    done = run_all(loaded, target=where, again=again, check=not no_check, view=view)
     if download:
         print(f"model: {done.download(download)}")
     print(f"model: {done.model}")

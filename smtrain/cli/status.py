@@ -13,39 +13,43 @@ app = options.app()
 
 
 @app.command()
-def status(job: options.JobName, target: options.At = options.TargetOption.local) -> None:
-    """Show a job: state, progress, checkpoints, failure."""
+def status(job: options.JobName, target: options.Where = None) -> None:
+    """Show a job: state, progress, cost, checkpoints, and why it failed."""
+    from datetime import datetime, timezone
     from statistics import median
 
     from smtrain.config.units import spell
+    from smtrain.follow.progress import Progress
     from smtrain.job.handle import Job
     from smtrain.planner import ticket
     from smtrain.report.sparkline import sparkline
 
-    handle = Job(job, target.value)
-    told = handle.describe()
-    resources = told["ResourceConfig"]
+    handle = Job(job, options.name_of(target))
+    told, now = handle.describe(), datetime.now(timezone.utc)
+    progress = Progress(handle.name, handle.target.name, handle.target.region_name(), told=told)
+    cost = progress.cost(now)
     print(f"job:         {handle.name}")
     print(f"status:      {told['TrainingJobStatus']} ({told['SecondaryStatus']})")
-    print(f"machines:    {resources['InstanceCount']} x {resources['InstanceType']}")
+    if cost:
+        print(f"machines:    {cost.machines}")
     for change in told.get("SecondaryStatusTransitions", []):
         took = f"{spell((change['EndTime'] - change['StartTime']).total_seconds())}" if change.get("EndTime") else "..."
         print(f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}")
-    if "BillableTimeInSeconds" in told:
-        print(f"billable:    {spell(told['BillableTimeInSeconds'] * resources['InstanceCount'])}")
-    if records := handle.metrics:
-        last = records[-1]
-        print(
-            f"step:        {last['step']:.0f}  loss {last['loss']:.4f}  {sparkline([r['loss'] for r in records], 40)}"
-        )
+    if cost:
+        print(f"cost:        {cost}")
+    if records := handle.records:
+        progress.last = records[-1]
+        losses = [r["loss"] for r in records if "loss" in r]
+        numbers = "  ".join(f"{name} {value}" for name, value in progress.numbers()[1:])
+        print(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
     if planned := ticket.read(_tags(handle, told["TrainingJobArn"])):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
         print(f"plan:        {ticket.compare(planned, median(rates) if rates else None)}")
     for uri in handle.checkpoints:
         print(f"checkpoint:  {uri}")
     print(f"output:      {handle.output}")
-    if reason := told.get("FailureReason"):
-        print(f"failure:     {reason}")
+    if (why := handle.explain()).failed:
+        print(why)
 
 
 def _tags(job: Job, arn: str) -> list[dict[str, str]]:

@@ -14,13 +14,13 @@ app = options.app()
 @app.command()
 def stop(
     job: options.JobName,
-    target: options.At = options.TargetOption.local,
+    target: options.Where = None,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
 ) -> None:
     """Ask a job to save and stop; it has 120 s."""
     from smtrain.job.handle import ENDED, Job
 
-    handle = Job(job, target.value)
+    handle = Job(job, options.name_of(target))
     if handle.status in ENDED:
         print(f"{job}: {handle.known_status} already")
         return

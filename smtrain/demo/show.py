@@ -17,7 +17,7 @@ from smtrain.report.sparkline import sparkline
 def show(run: Run, folder: Path, console: Console) -> None:
     """Print the run's table, sparkline and texts, and leave model and picture in `folder`."""
     model = run.download(folder / "model")
-    metrics = run.metrics
+    metrics = run.records
     picture = save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step")
     base = run_uri(run.config)
     table = Table(title=f"run {run.config.name} in {base}", title_justify="left")

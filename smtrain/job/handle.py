@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.errors import JobError
+from smtrain.job.attach import place_of
 from smtrain.job.checkpoints import saved_steps
 from smtrain.job.inputs import download, split_uri
-from smtrain.job.logs import Line, LogReader, step_records
+from smtrain.job.logs import STEP_PATTERN, Line, step_records
 from smtrain.job.target import Target, TargetName
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from smtrain.follow.failure import Explanation
+    from smtrain.follow.money import Cost
+    from smtrain.follow.patience import Patience
 
 ENDED = ("Completed", "Failed", "Stopped")
 
@@ -20,13 +31,13 @@ ENDED = ("Completed", "Failed", "Stopped")
 class Job:
     """A training job of a target, by name; attaches from anywhere.
 
-    >>> job = smtrain.Job("tiny-llama-train-1a2b3c4d", target="local")
+    >>> job = smtrain.Job("tiny-llama-train-1a2b3c4d")
     >>> job.follow()
     """
 
-    def __init__(self, name: str, target: TargetName | Target = "local") -> None:
-        self.name = name
-        self.target = target if isinstance(target, Target) else Target(target)
+    def __init__(self, name: str, target: TargetName | Target | None = None) -> None:
+        """A name or an ARN. Without `target` the job is looked for as `smtrain.job.attach` says: here, else on AWS."""
+        self.name, self.target = (name, target) if isinstance(target, Target) else place_of(name, target)
         self.known_status: str | None = None
         """Status when last asked."""
         self.summary: dict[str, Any] = {}
@@ -54,24 +65,39 @@ class Job:
     # ---- state
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer; raises `JobError` where there is no such job."""
-        from botocore.exceptions import ClientError
+        from smtrain.follow.follower import describe
 
-        try:
-            told: dict[str, Any] = self.target.sagemaker.describe_training_job(TrainingJobName=self.name)
-        except ClientError as error:
-            if "not found" in str(error).lower():
-                raise JobError(
-                    f"{self.name}: no such job on target {self.target.name}; `smtrain list` shows those there are"
-                ) from None
-            raise
+        return self.note(describe(self.target, self.name, self._patience))
+
+    def note(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Remember the status of a description; returns it."""
         self.known_status = told["TrainingJobStatus"]
         return told
+
+    @property
+    def _patience(self) -> Patience:
+        from smtrain.follow.follower import PACES
+        from smtrain.follow.patience import Patience
+
+        return Patience(PACES[self.target.name].limit)
 
     @property
     def status(self) -> str:
         """InProgress, Completed, Failed, Stopping or Stopped, as of now."""
         self.describe()
         return self.known_status or ""
+
+    @property
+    def hosts(self) -> int:
+        """How many instances it has."""
+        from smtrain.follow.money import groups_of
+
+        return sum(count for _, count in groups_of(self.describe()))
+
+    @property
+    def began(self) -> int:
+        """No line of it is older: its creation in ms since 1970, less a minute for hosts whose clocks differ."""
+        return int(self.describe()["CreationTime"].timestamp() * 1000) - 60_000
 
     @property
     def failure(self) -> str | None:
@@ -90,17 +116,22 @@ class Job:
     # ---- what it says
     def lines(self, host: str | None = None) -> list[Line]:
         """Every line so far, of one host or of all."""
-        return LogReader(self.target, self.name, host).read()
+        return self._read(host)
+
+    def _read(self, host: str | None = None, pattern: str | None = None) -> list[Line]:
+        from smtrain.follow.reading import pages
+
+        return [line for page in pages(self.target, self.name, host, self.began, pattern) for line in page]
 
     @property
-    def metrics(self) -> list[dict[str, float]]:
-        """One mapping per logged step: step, loss, grad_norm, lr, tokens_per_s, mfu."""
-        return step_records(self.lines())
+    def records(self) -> list[dict[str, float]]:
+        """One mapping per logged step: step, loss, grad_norm, lr, tokens_per_s, mfu; and `of`, the last step."""
+        return step_records(self._read(pattern=STEP_PATTERN))
 
     @property
     def loss(self) -> list[float]:
         """The loss of every logged step, in order."""
-        return [record["loss"] for record in self.metrics if "loss" in record]
+        return [record["loss"] for record in self.records if "loss" in record]
 
     @property
     def checkpoints(self) -> list[str]:
@@ -130,56 +161,87 @@ class Job:
         self, *, host: str | None = None, grep: str | None = None, poll: float | None = None
     ) -> Iterator[Line | str]:
         """Lines as they come, and secondary statuses as they change, until the job has ended."""
-        reader = LogReader(self.target, self.name, host)
-        wanted = re.compile(grep) if grep else None
-        pause = poll if poll is not None else (0.5 if self.target.name == "local" else 5.0)
-        seen = 0
-        while True:
-            told = self.describe()
-            changes = told.get("SecondaryStatusTransitions", [])
-            yield from (change["Status"] for change in changes[seen:])
-            seen = len(changes)
-            yield from (line for line in reader.read() if not wanted or wanted.search(line.text))
-            if told["TrainingJobStatus"] in ENDED:
-                return
-            time.sleep(pause)
+        from smtrain.follow.follower import Change, Follower
 
-    def follow(self, *, host: str | None = None, grep: str | None = None, say: Callable[[str], None] = print) -> Job:
-        """Print lines and status changes until the job ends. Ctrl-C leaves the job running and says how to return."""
-        hosts = self.describe()["ResourceConfig"]["InstanceCount"]
-        try:
-            for event in self.events(host=host, grep=grep):
-                if isinstance(event, str):
-                    say(f"-- {self.name}: {event}")
-                else:
-                    say(f"{event.host} | {event.text}" if hosts > 1 else event.text)
-        except KeyboardInterrupt:
-            say(
-                f"\nleft {self.name} running; come back with `smtrain logs {self.name} --follow --target "
-                f"{self.target.name}`, end it with `smtrain stop {self.name} --target {self.target.name}`"
-            )
-            return self
-        if reason := self.failure:
-            say(f"-- {self.name}: {reason}")
+        wanted = re.compile(grep) if grep else None
+        for event in Follower(self.target, self.name, host=host, poll=poll).events():
+            if isinstance(event, Change):
+                yield event.status
+            elif isinstance(event, Line) and (not wanted or wanted.search(event.text)):
+                yield event
+
+    def follow(
+        self, *, host: str | None = None, grep: str | None = None, since: datetime | float | None = None,
+        tail: int | None = None, resume: bool = False, panel: bool | None = None, every: float | None = None,
+        lines: bool = True, say: Callable[[str], None] = print,
+    ) -> Job:  # fmt: skip
+        """Show the job until it ends: a live panel on a terminal, else lines, status changes and summaries.
+
+        `host` and `grep` choose lines; `since` (a moment, or seconds back) and `tail` where they begin, `resume` that
+        they begin where the last follow was left. `panel` False is for lines on a terminal, `every` seconds between
+        summaries. Ctrl-C leaves the job running and says how to come back. Why a job failed is shown at the end.
+        """
+        from smtrain.follow.show import View, follow
+
+        view = View(host, grep, _milliseconds(since), tail, resume, panel, every, lines)
+        if follow(self, view, say) and (why := self.explain()).failed:
+            say(str(why))
         return self
+
+    def explain(self) -> Explanation:
+        """How it ended and why: the first failing host and rank with its own words, and what helps. `print` it."""
+        from smtrain.follow.failure import NO_FAILURE, explain
+        from smtrain.follow.reading import last_lines
+
+        told = self.describe()
+        ended_well = told["TrainingJobStatus"] in NO_FAILURE
+        return explain(self.name, told, [] if ended_well else last_lines(self.target, self.name))
 
     def wait(self) -> Job:
         """Return when the job has ended well; raises `JobError` with the reason where it has not."""
-        for _ in self.events():
-            pass
+        from smtrain.follow.follower import PACES
+
+        while self.status not in ENDED:
+            time.sleep(PACES[self.target.name].poll)
         return self.check()
 
     def check(self) -> Job:
-        """Raise `JobError` unless the job has completed."""
-        told = self.describe()
-        if told["TrainingJobStatus"] != "Completed":
-            reason = told.get("FailureReason") or told["SecondaryStatus"]
+        """Raise `JobError` with `explain`'s text unless the job has completed."""
+        if self.status != "Completed":
             raise JobError(
-                f"{self.name} ended as {told['TrainingJobStatus']}: {reason}; "
-                f"`smtrain logs {self.name} --target {self.target.name}` shows what it wrote"
+                f"{self.explain()}\n`smtrain logs {self.name} --target {self.target.name}` shows what it wrote"
             )
         return self
 
+    # ---- numbers
+    def metrics(self) -> DataFrame:
+        """A pandas DataFrame by step: loss, grad_norm, lr, tokens_per_s, mfu. `records` needs no pandas."""
+        from smtrain.report.frame import frame
+
+        return frame(self.records)
+
+    def plot(self) -> Figure:
+        """Loss and gradient norm by step as a matplotlib Figure, which a notebook shows."""
+        from smtrain.report.curve import draw
+
+        return draw(self.records, self.name)
+
+    def cost(self) -> Cost:
+        """Dollars so far, or at the end as billed: `smtrain.follow.money`."""
+        from smtrain.follow.money import cost_of
+
+        return cost_of(self.describe(), region=self.target.region_name(), local=self.target.name == "local")
+
+    def _repr_html_(self) -> str:
+        """Status, curve and cost for a notebook."""
+        from smtrain.report.html import card
+
+        try:
+            return card(self)
+        except Exception as error:  # a notebook shows a value, whatever AWS says to it
+            return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
+
+    # ---- what it left
     def read(self, name: str) -> bytes:
         """One file of what the job left in /opt/ml/model; raises `JobError` where it did not."""
         from botocore.exceptions import ClientError
@@ -195,3 +257,10 @@ class Job:
         """Copy what the job left in /opt/ml/model into `folder`."""
         download(self.target, self.output, Path(folder))
         return Path(folder)
+
+
+def _milliseconds(since: datetime | float | None) -> int | None:
+    """A moment, or seconds back from now, as a timestamp of the log."""
+    if since is None:
+        return None
+    return int((since.timestamp() if isinstance(since, datetime) else time.time() - since) * 1000)

@@ -7,19 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig, Stage, load_config
 from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.errors import JobError
+from smtrain.follow.show import View, follow
 from smtrain.job.create import create
 from smtrain.job.handle import Job
 from smtrain.job.inputs import upload_all
-from smtrain.job.logs import Line, step_records
+from smtrain.job.logs import Line
 from smtrain.job.stages import Chain, StagePlan, list_jobs, stages_of
 from smtrain.job.target import TargetName, target_of
 from smtrain.preflight.api import before
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Say = Callable[[str], None]
 
@@ -53,14 +57,21 @@ class Run:
     @property
     def loss(self) -> list[float]:
         """Loss by step, over every attempt at the train stage."""
-        return [record["loss"] for record in self.metrics]
+        return [record["loss"] for record in self.records if "loss" in record]
 
     @property
-    def metrics(self) -> list[dict[str, float]]:
+    def records(self) -> list[dict[str, float]]:
         """Every logged step's numbers, over every attempt at the train stage."""
         target = self.job("train").target
         attempts = list_jobs(target, name_contains=f"{self.config.name}-train-", limit=100)
-        return step_records([line for job in reversed(attempts) for line in job.lines("algo-1")])
+        by_step = {record["step"]: record for job in reversed(attempts) for record in job.records}
+        return [by_step[step] for step in sorted(by_step)]
+
+    def metrics(self) -> DataFrame:
+        """`records` as a pandas DataFrame by step."""
+        from smtrain.report.frame import frame
+
+        return frame(self.records)
 
     @property
     def model(self) -> str:
@@ -89,14 +100,16 @@ def request(
 
 def launch(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
-    again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = print, **sections: Any,
+    again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = print, view: View | None = None,
+    **sections: Any,
 ) -> Job:  # fmt: skip
     """Start one stage of a config and return its job.
 
     On AWS everything that `smtrain.check` looks at is looked at first, unless `check` is False.
 
-    A stage that runs already is joined, one that is done is returned as it is, unless `again`. With `wait` the job's
-    lines are printed until it ends, and `JobError` is raised if it does not end well.
+    A stage that runs already is joined, one that is done is returned as it is, unless `again`. With `wait` the job is
+    followed until it ends, as `view` says, and `JobError` with the cause is raised if it does not end well; Ctrl-C
+    leaves it running (`job.known_running`).
     """
     config = load_config(source, set_=set_, **sections)
     chain = Chain(config, target_of(config, target))
@@ -107,22 +120,22 @@ def launch(
     if check and not plan.running:
         before(chain, [stage], say)
     job = _submit(chain, plan, say)
-    if wait:
-        job.follow(say=say)
-        if not job.known_running:
-            job.check()
+    if wait and follow(job, view or View(), say):
+        job.check()
     return job
 
 
 def run(
     source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
-    set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None, **sections: Any,
+    set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None,
+    view: View | None = None, **sections: Any,
 ) -> Run:  # fmt: skip
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
     Stages that are done are skipped, one that was interrupted goes on. `on_line` gets every log line in place of `say`,
-    `check` is that of `launch`.
-    Raises `JobError` at the first stage that does not end well.
+    `check` and `view` are those of `launch`.
+    Raises `JobError` with the cause at the first stage that does not end well. Ctrl-C leaves the job of the moment
+    running and ends the call with KeyboardInterrupt; the same call later goes on with it.
     """
     config = load_config(source, set_=set_, **sections)
     chain = Chain(config, target_of(config, target))
@@ -140,7 +153,7 @@ def run(
         else:
             say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
             job, skipped = _submit(chain, plan, say), False
-            _follow(job, say, on_line)
+            _follow(job, say, on_line, view or View())
         seconds = time.monotonic() - started
         if not skipped:
             say(f"{heading}: done in {spell(seconds)}")
@@ -149,9 +162,11 @@ def run(
     return done
 
 
-def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None) -> None:
+def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View) -> None:
     if on_line is None:
-        job.follow(say=say)
+        if not follow(job, view, say):
+            say("the same call goes on with this stage and those after it")
+            raise KeyboardInterrupt
     else:
         for event in job.events():
             if isinstance(event, Line):

@@ -1,27 +1,74 @@
-"""The loss curve as a picture file."""
+"""The loss curve: as a matplotlib figure, as a picture file, and as SVG without any library."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from smtrain.errors import JobError
 
-def save_curve(records: Sequence[dict[str, float]], path: Path, title: str) -> Path:
-    """Draw loss and gradient norm by step into `path` (PNG, or whatever its suffix says); returns it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Records = Sequence[dict[str, float]]
+_NAN = float("nan")
+
+
+def draw(records: Records, title: str) -> Figure:
+    """Loss and gradient norm by step. Raises `JobError` where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise JobError("a curve needs matplotlib; `pip install 'smtrain[notebooks]'` brings it") from None
     steps = [record["step"] for record in records]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     loss_axis, norm_axis = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    loss_axis.plot(steps, [record["loss"] for record in records], color="#1f77b4", linewidth=1.6)
+    loss_axis.plot(steps, [record.get("loss", _NAN) for record in records], color="#1f77b4", linewidth=1.6)
     loss_axis.set(ylabel="loss (nats per token)", title=title)
-    norm_axis.plot(steps, [record["grad_norm"] for record in records], color="#888888", linewidth=1.0)
+    norm_axis.plot(steps, [record.get("grad_norm", _NAN) for record in records], color="#888888", linewidth=1.0)
     norm_axis.set(ylabel="grad norm", xlabel="step")
     for axis in (loss_axis, norm_axis):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def save_curve(records: Records, path: Path, title: str) -> Path:
+    """`draw` into `path` (PNG, or whatever its suffix says); returns it."""
+    figure = draw(records, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
+
+
+def svg(records: Records, width: int = 480, height: int = 120, points: int = 400) -> str:
+    """The loss by step as an inline SVG of at most `points` points; empty where there are not two."""
+    pairs = [(r["step"], r["loss"]) for r in records if isfinite(r.get("loss", _NAN))]
+    if len(pairs) > points:
+        pairs = [pairs[i * (len(pairs) - 1) // (points - 1)] for i in range(points)]
+    if len(pairs) < 2:
+        return ""
+    (x0, x1), low, high = (pairs[0][0], pairs[-1][0]), min(y for _, y in pairs), max(y for _, y in pairs)
+    left, top, right, bottom = 48, 8, width - 8, height - 20
+
+    def at(x: float, y: float) -> str:
+        across = (x - x0) / (x1 - x0) if x1 > x0 else 0.0
+        up = (y - low) / (high - low) if high > low else 0.5
+        return f"{left + across * (right - left):.1f},{bottom - up * (bottom - top):.1f}"
+
+    line = " ".join(at(x, y) for x, y in pairs)
+    label = 'font-size="11" font-family="sans-serif" fill="currentColor"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
+        f'aria-label="loss by step">'
+        f'<path d="M{left},{top}V{bottom}H{right}" fill="none" stroke="#999"/>'
+        f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="1.6"/>'
+        f'<text x="{left - 4}" y="{top + 8}" text-anchor="end" {label}>{high:.3g}</text>'
+        f'<text x="{left - 4}" y="{bottom}" text-anchor="end" {label}>{low:.3g}</text>'
+        f'<text x="{left}" y="{height - 5}" {label}>step {x0:.0f}</text>'
+        f'<text x="{right}" y="{height - 5}" text-anchor="end" {label}>{x1:.0f}</text></svg>'
+    )

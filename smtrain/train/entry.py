@@ -23,7 +23,9 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
     except SmtrainError as error:
         fail(container, str(error))
     except Exception as error:
-        traceback.print_exc()
+        # One write, marked as torch marks a rank's traceback: other ranks write to the same log.
+        mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
+        sys.stderr.write("".join(f"{mark}{line}" for line in traceback.format_exc().splitlines(keepends=True)))
         fail(container, f"{type(error).__name__}: {error}")
 
 

@@ -28,7 +28,9 @@ SURFACE = {
         "--json",
     },
     "check": {"--stage", "--target", "--set", "--json"},
-    "run": {"--no-check", "--yes", "-y", "--target", "--set", "--dry-run", "--again", "--download"},
+    "run": {
+        *("--no-check", "--yes", "-y", "--target", "--set", "--dry-run", "--again", "--download", "--plain", "--every"),
+    },
     "launch": {
         "--no-check",
         "--yes",
@@ -40,10 +42,15 @@ SURFACE = {
         "--wait",
         "--detach",
         "--again",
+        "--plain",
+        "--every",
     },
     "list": {"--target", "--name", "--limit"},
     "status": {"--target"},
-    "logs": {"--target", "--follow", "-f", "--host", "--grep"},
+    "logs": {
+        *("--target", "--follow", "-f", "--host", "--grep", "--since", "--tail", "--resume", "--plain", "--every"),
+        *("--lines", "--no-lines"),
+    },
     "stop": {"--target", "--wait", "--detach"},
     "download": {"--target"},
     "convert": {

@@ -1,0 +1,1 @@
+"""Follow a job: every host's lines in order and once, a live picture of it, why it failed, what it costs."""

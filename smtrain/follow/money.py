@@ -1,0 +1,89 @@
+"""What a job costs: billed seconds by instances by price, with the price's date and source."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.config.units import spell
+from smtrain.home import home
+from smtrain.planner.cost import HOUR, Price, Prices
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Dollars of one job. `dollars` is None where no price is known for its instances."""
+
+    dollars: float | None
+    items: dict[str, float]
+    """By part: training, and the warm pool that was kept after it."""
+    billable_s: float
+    """Of one instance, as SageMaker counts it: https://docs.aws.amazon.com/sagemaker/latest/APIReference/
+    API_DescribeTrainingJob.html. With managed spot training the end's figure has the saving taken off already."""
+    machines: str
+    prices: tuple[Price, ...]
+    final: bool
+    """As billed; else counted up to now."""
+    billed: bool
+    """False for the local control plane: what the same time would cost on AWS."""
+    saved: float | None = None
+    """Share that spot saved, once the job has ended."""
+
+    def __str__(self) -> str:
+        time = f"{spell(self.billable_s)} x {self.machines}"
+        if self.dollars is None:
+            return f"no price is known for {self.machines}; {time} {'billed' if self.final else 'so far'}"
+        text = f"${self.dollars:,.2f}" if self.billed else f"nothing, ${self.dollars:,.2f} on AWS"
+        text += f" {'' if self.final else 'so far '}({time}"
+        text += f", spot saved {self.saved:.0%}" if self.saved is not None else ""
+        return f"{text}; {'; '.join(map(str, self.prices))})"
+
+
+def cost_of(
+    told: dict[str, Any], *, region: str | None, local: bool, now: datetime.datetime | None = None,
+    prices: Prices | None = None,
+) -> Cost:  # fmt: skip
+    """From DescribeTrainingJob's answer.
+
+    Billed is from TrainingStartTime to TrainingEndTime (API_DescribeTrainingJob); BillableTimeInSeconds says it at the
+    end. A spot job's BillableTimeInSeconds is the discounted one, whose savings are 1 - Billable / TrainingTime, so it
+    goes with the on-demand price; while it runs the spot price is a guess.
+    """
+    own = home() / "prices.toml"
+    known = prices or Prices(own if own.is_file() else None)
+    groups = groups_of(told)
+    spot = bool(told.get("EnableManagedSpotTraining"))
+    billable, saved = told.get("BillableTimeInSeconds"), None
+    final = billable is not None and told.get("TrainingEndTime") is not None
+    if final:
+        seconds, option = float(billable or 0), "on_demand"
+        whole = told.get("TrainingTimeInSeconds") or 0
+        saved = 1 - seconds / whole if spot and whole else None
+    else:
+        began = told.get("TrainingStartTime")
+        end = told.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
+        seconds, option = max(0.0, (end - began).total_seconds()) if began else 0.0, "spot" if spot else "on_demand"
+    found = [(known.find(kind, option, region), count) for kind, count in groups]
+    rate = sum(price.dollars_per_hour * count for price, count in found if price)
+    items = {"training": seconds / HOUR * rate}
+    if retained := (told.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
+        items["warm pool"] = retained / HOUR * rate
+    return Cost(
+        sum(items.values()) if all(price for price, _ in found) else None,
+        items,
+        seconds,
+        " + ".join(f"{count} x {kind}" for kind, count in groups),
+        tuple(price for price, _ in found if price),
+        final,
+        not local,
+        saved,
+    )
+
+
+def groups_of(told: dict[str, Any]) -> list[tuple[str, int]]:
+    """(instance type, count) of each of the job's instance groups."""
+    resources = told["ResourceConfig"]
+    if chosen := resources.get("InstanceGroups"):
+        return [(group["InstanceType"], group["InstanceCount"]) for group in chosen]
+    return [(resources.get("InstanceType", "unknown"), resources.get("InstanceCount", 1))]

@@ -1,0 +1,86 @@
+"""The live panel of a job on a terminal."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from smtrain.config.units import spell
+from smtrain.follow.progress import Progress
+from smtrain.job.logs import Line
+from smtrain.report.sparkline import sparkline
+
+_COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def harmless(text: str) -> str:
+    """A line without what would steer the terminal it is printed on; of a redrawn line (`\\r`) what was drawn last."""
+    return _CONTROL.sub("", text.rstrip("\r\n").rpartition("\r")[2])
+
+
+def written(line: Line, hosts: int) -> str:
+    """A line as it is printed: behind its host where there are several."""
+    text = harmless(line.text)
+    return f"{line.host} | {text}" if hosts > 1 else text
+
+
+class LivePanel:
+    """Draws a `Progress` anew each time it is rendered."""
+
+    def __init__(self, progress: Progress, lines: int = 10) -> None:
+        self.progress, self.lines = progress, lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        p = self.progress
+        colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
+        room = max(20, options.max_width - 4)
+        yield Panel(
+            Group(*self._rows(now, room)),
+            title=f"[b]{p.name}[/b] on {p.target}",
+            title_align="left",
+            subtitle="Ctrl-C leaves it running" if not p.ended else None,
+            subtitle_align="right",
+            border_style=colour,
+        )
+
+    def _rows(self, now: datetime.datetime, room: int) -> Iterator[RenderableType]:
+        p = self.progress
+        colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
+        cost = p.cost(now)
+        head = Text.assemble((p.status, f"bold {colour}"), f"  {spell(p.elapsed_s(now))}")
+        if cost:
+            head.append(f"  {cost.machines}", "dim")
+        yield head
+        yield Text(" > ".join(f"{status} {spell(s)}" for status, s in p.transitions(now)), "dim")
+        if numbers := p.numbers():
+            if "of" in p.last:
+                bar = Table.grid()  # a bar alone does not end its line
+                bar.add_row(ProgressBar(total=p.last["of"], completed=p.last["step"], width=room))
+                yield bar
+            table = Table.grid(padding=(0, 2))
+            for _ in numbers:
+                table.add_column()
+            table.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in numbers))
+            yield table
+            finite = list(p.losses)
+            if len(finite) > 1:
+                first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
+                yield Text(first + sparkline(finite, room - len(first) - len(last)) + last, "blue")
+        if cost:
+            yield Text(f"cost {cost}", "dim", overflow="ellipsis", no_wrap=True)
+        if p.trouble:
+            yield Text(harmless(p.trouble), "yellow")
+        if p.lines:
+            yield Text("─" * room, "dim")
+            shown = list(p.lines)[-self.lines :]
+            for line in shown:
+                yield Text(written(line, p.hosts), overflow="ellipsis", no_wrap=True)

@@ -1,0 +1,142 @@
+"""`job.follow()`: a live panel on a terminal, plain lines anywhere else, and a way out that leaves the job running."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smtrain.follow.cursor import Cursor
+from smtrain.follow.follower import Change, Event, Follower, Told
+from smtrain.follow.progress import Progress
+from smtrain.job.logs import Line
+
+if TYPE_CHECKING:
+    from smtrain.job.handle import Job
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class View:
+    """What is followed, and how it is shown."""
+
+    host: str | None = None
+    grep: str | None = None
+    since: int | None = None
+    """ms"""
+    tail: int | None = None
+    resume: bool = False
+    panel: bool | None = None
+    """None: on a terminal."""
+    every: float | None = None
+    """Seconds between summary lines where there is no panel; None: 30 on AWS, none locally."""
+    lines: bool = True
+    """False: without a panel only status changes and summaries."""
+
+
+def follow(job: Job, view: View, say: Say = print) -> bool:
+    """Show a job until it has ended: True; False where Ctrl-C left it running."""
+    cursor = Cursor.path(job.target, job.name, view.host)
+    follower = Follower(
+        job.target, job.name, host=view.host, since=view.since, tail=view.tail, cursor=cursor, resume=view.resume
+    )
+    progress = Progress(job.name, job.target.name, job.target.region_name(), follower.patience)
+    panel = view.panel if view.panel is not None else say is print and sys.stdout.isatty()
+    show = _panel(progress) if panel else nullcontext(_plain(progress, view, job.target.name, say))
+    wanted = re.compile(view.grep) if view.grep else None
+    try:
+        with show as take, closing(follower.events()) as events:
+            for event in events:
+                progress.take(event)
+                if isinstance(event, Told):
+                    job.note(event.job)
+                elif isinstance(event, Line):
+                    if wanted and not wanted.search(event.text):
+                        continue
+                    progress.lines.append(event)
+                take(event)
+    except KeyboardInterrupt:
+        with _deaf():  # a second Ctrl-C must not cut this short
+            follower.save()
+            say(
+                f"\nleft {job.name} running\n"
+                f"come back:  smtrain logs {job.name} --follow --resume --target {job.target.name}\n"
+                f"stop it:    smtrain stop {job.name} --target {job.target.name}"
+            )
+        return False
+    now = datetime.datetime.now(datetime.timezone.utc)
+    if not panel:
+        say(f"-- {job.name}: {progress.summary(now)}")
+    return True
+
+
+def dump(job: Job, view: View, say: Say = print) -> None:
+    """Print what there is by now, page by page: the log of weeks takes no more memory than that of a minute."""
+    from smtrain.follow.panel import written
+    from smtrain.follow.reading import pages
+
+    wanted, hosts = re.compile(view.grep or ""), job.hosts
+    kept: deque[Line] = deque(maxlen=view.tail)
+    for page in pages(job.target, job.name, view.host, job.began if view.since is None else view.since):
+        for line in page:
+            if not wanted.search(line.text):
+                continue
+            if view.tail is None:
+                say(written(line, hosts))
+            else:
+                kept.append(line)
+    for line in kept:
+        say(written(line, hosts))
+
+
+def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[Event], None]:
+    from smtrain.follow.panel import written
+
+    every = view.every if view.every is not None else (30.0 if target == "aws" else float("inf"))
+    said = time.monotonic()
+
+    def take(event: Event) -> None:
+        nonlocal said
+        if isinstance(event, Change):
+            say(f"-- {progress.name}: {event.status}")
+        elif isinstance(event, Line):
+            if view.lines:
+                say(written(event, progress.hosts))
+        elif time.monotonic() - said >= every and not progress.ended:
+            said = time.monotonic()
+            say(f"-- {progress.name}: {progress.summary(datetime.datetime.now(datetime.timezone.utc))}")
+
+    return take
+
+
+@contextmanager
+def _panel(progress: Progress) -> Iterator[Callable[[Event], None]]:
+    from rich.console import Console
+    from rich.live import Live
+
+    from smtrain.follow.panel import LivePanel
+
+    with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=False):
+        yield lambda _: None
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """No KeyboardInterrupt meanwhile; signals belong to the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Any = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

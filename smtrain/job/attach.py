@@ -1,0 +1,51 @@
+"""Where a job is that was only named: the argument, $SMTRAIN_TARGET, an ARN's region, this machine, else AWS."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from smtrain.errors import ConfigError
+from smtrain.job.target import Target, TargetName
+
+_ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
+
+
+def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
+    """(job name, target) of a name or an ARN. Asks nobody over a network.
+
+    Without any word for it the job is local if this machine's control plane keeps one of this name, or if there are
+    no AWS credentials to look elsewhere with.
+    """
+    region = None
+    if arn := _ARN.fullmatch(name):
+        region, account, name = arn.groups()
+        target = target or ("local" if account == _local_account() else "aws")
+    word = target or os.environ.get("SMTRAIN_TARGET")
+    if word not in (None, "", "local", "aws"):
+        raise ConfigError([f"SMTRAIN_TARGET is {word!r}; it must be local or aws"])
+    if not word:
+        word = "local" if _kept_here(name) or not _has_credentials() else "aws"
+    return name, Target("local") if word == "local" else Target("aws", region)
+
+
+def _local_account() -> str:
+    from smtrain.local.endpoint import ACCOUNT
+
+    return ACCOUNT
+
+
+def _kept_here(name: str) -> bool:
+    from smtrain.local.endpoint import home_folder, state_folder
+
+    return bool(name) and "/" not in name and (state_folder(home_folder()) / "jobs" / name).is_dir()
+
+
+def _has_credentials() -> bool:
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return boto3.Session().get_credentials() is not None
+    except BotoCoreError:
+        return False

@@ -1,0 +1,117 @@
+"""What the panel and the summary line say of a job."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from smtrain.follow import panel
+from smtrain.follow.follower import Told
+from smtrain.follow.panel import LivePanel, harmless, written
+from smtrain.follow.patience import Patience
+from smtrain.follow.progress import SILENT_S, Progress
+from smtrain.job.logs import Line
+
+from .cloudwatch import BEGAN, told
+
+MINUTE = datetime.timedelta(minutes=1)
+
+
+def step(n: int, at: float, of: int = 100) -> Line:
+    text = f"step={n} loss={4 - n / 50:.6f} grad_norm=0.5120 lr=1e-4 tokens_per_s=81234.5 mfu=0.4321 of={of}"
+    return Line("algo-1", int((BEGAN.timestamp() + at) * 1000), text)
+
+
+def training(region: str = "us-east-1", name: str = "aws", **more: Any) -> Progress:
+    progress = Progress("llama-train-1a2b", name, region)
+    running = told("InProgress", "Starting", "Pending", "Training", hosts=4, **more)
+    progress.take(Told({"TrainingStartTime": BEGAN + 2 * MINUTE, **running}))
+    for n in range(1, 41):
+        progress.take(step(n, 120 + 3 * n))
+        progress.lines.append(step(n, 120 + 3 * n))
+    return progress
+
+
+def drawn(progress: Progress, now: datetime.datetime, monkeypatch: pytest.MonkeyPatch, width: int = 100) -> str:
+    class Frozen(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return now
+
+    monkeypatch.setattr(panel.datetime, "datetime", Frozen)
+    console = Console(width=width, height=40, force_terminal=False, color_system=None)
+    with console.capture() as captured:
+        console.print(LivePanel(progress, lines=3))
+    return captured.get()
+
+
+def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = BEGAN + 5 * MINUTE
+    text = drawn(training(), now, monkeypatch)
+    assert "llama-train-1a2b on aws" in text
+    assert "InProgress (Training)  5 min 00 s  4 x ml.trn1.32xlarge" in text
+    assert "Starting 1 min 00 s > Pending 1 min 00 s > Training 3 min 00 s" in text
+    for words in ("step 40 of 100", "loss 3.2000", "grad norm 0.512", "tokens/s 81,234", "MFU 43.2%", "ETA 3 min 00 s"):
+        assert words in text
+    assert "loss 3.980 █" in text
+    dollars = 3 / 60 * 4 * 24.73  # three minutes since TrainingStartTime, facts/prices.toml
+    assert f"cost ${dollars:,.2f} so far (3 min 00 s x 4 x ml.trn1.32xlarge; 24.73 $/h" in text
+    assert text.count("algo-1 | step=") == 3
+    assert "Ctrl-C leaves it running" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert len(drawn(training(), now, monkeypatch, width=60).splitlines()) < 18
+
+
+def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress("job", "aws", "us-east-1")
+    progress.take(Told(told("InProgress", "Starting", "Pending")))
+    text = drawn(progress, BEGAN + 40 * MINUTE, monkeypatch)
+    assert "Starting 1 min 00 s > Pending 39 min 00 s" in text
+    assert "loss" not in text
+    assert "cost $0.00 so far" in text
+    assert progress.summary(BEGAN + 40 * MINUTE) == "InProgress (Pending) 40 min 00 s"
+
+
+def test_the_end_is_what_was_billed(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = training()
+    ended = told(
+        "Completed", "Starting", "Training", "Completed", hosts=4, BillableTimeInSeconds=1800,
+        TrainingTimeInSeconds=1800, TrainingStartTime=BEGAN, TrainingEndTime=BEGAN + 30 * MINUTE,
+    )  # fmt: skip
+    progress.take(Told(ended))
+    line = progress.summary(BEGAN + 99 * MINUTE)
+    assert line == (
+        "Completed 30 min 00 s, step 40 of 100, loss 3.2000, grad norm 0.512, tokens/s 81,234, MFU 43.2%, $49.46"
+    )
+    text = drawn(progress, BEGAN + 99 * MINUTE, monkeypatch)
+    assert "Ctrl-C" not in text
+    assert "ETA" not in text
+    assert "cost $49.46 (30 min 00 s x 4" in text
+
+
+def test_on_this_machine_nothing_is_billed() -> None:
+    assert training(name="local").summary(BEGAN + 5 * MINUTE).endswith("$4.95 if on AWS")
+
+
+def test_trouble_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = training()
+    progress.patience = Patience(10)
+    progress.patience.trouble = "ThrottlingException"
+    assert "no answer from AWS (ThrottlingException), trying on" in drawn(progress, BEGAN, monkeypatch)
+    progress.patience.trouble = None
+    assert progress.trouble is None
+    later = time.monotonic() + SILENT_S + 65
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert progress.trouble
+    assert "no line for 11 min" in progress.trouble
+
+
+def test_lines_cannot_steer_the_terminal() -> None:
+    assert harmless("\x1b[2J\x1b]0;title\x07a\x1b[31mred\x1b[0m\tb\x00\x9b") == "ared\tb"
+    assert harmless(" 10%|#  \r 20%|## \r\n") == " 20%|## "
+    assert written(Line("algo-3", 0, "x"), hosts=4) == "algo-3 | x"
+    assert written(Line("algo-1", 0, "[b]x[/b]"), hosts=1) == "[b]x[/b]"
