@@ -5,7 +5,8 @@ names. A global batch is `global_batch_size` consecutive samples, dealt to the d
 contiguous parts, so it is the same batch for every number of ranks, and (seed, samples consumed) is the whole state.
 
 Batches are read ahead by several threads with files of their own: a FastFile channel answers one read of an open file
-at a time, and each jump in it is a request to S3.
+at a time, and each jump in it is a request to S3. Beside that, one process of a host reads such a channel once from
+its beginning to its end, which is what FastFile is fast at, so that the kernel has the pages when the jumps come.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ AHEAD = 4
 """Batches read before they are asked for."""
 READERS = 4
 """Threads that read, each with its own open files."""
+_WARM_BYTES = 4 << 20
 
 
 class TokenLoader:
@@ -70,8 +72,12 @@ class TokenLoader:
         self._paths = [folder / f"{part['prefix']}.bin" for part in parts]
         for path, part in zip(self._paths, parts, strict=True):
             _check_size(path, part["tokens"] * self._dtype.itemsize)
-        self._local = threading.local()
-        self._opened: list[int] = []
+        # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
+        self._free = [_Files(self._paths) for _ in range(READERS)]
+        self._closing = threading.Event()
+        self._warmer = threading.Thread(target=self._warm, name="warm", daemon=True)
+        if on_fuse(folder) and os.environ.get("LOCAL_RANK", "0") == "0":
+            self._warmer.start()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read-ahead")
         self._ahead: dict[int, Future[torch.Tensor]] = {}
 
@@ -99,31 +105,85 @@ class TokenLoader:
 
     def close(self) -> None:
         """End the read-ahead and close the files."""
+        self._closing.set()
         self._readers.shutdown(cancel_futures=True)
-        for file in self._opened:
-            os.close(file)
+        if self._warmer.is_alive():
+            self._warmer.join()
+        for files in self._free:
+            files.close()
 
-    def _file(self, part: int) -> int:
-        files: dict[int, int] = self._local.__dict__.setdefault("files", {})
-        if part not in files:
-            # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
-            files[part] = os.open(self._paths[part], os.O_RDONLY)
-            self._opened.append(files[part])
-        return files[part]
+    def _warm(self) -> None:
+        """Read everything once, in order, as far as half of the memory that is free goes."""
+        left = free_memory() // 2
+        for path in self._paths:
+            with path.open("rb", buffering=0) as file:
+                while left > 0 and not self._closing.is_set():
+                    try:
+                        read = len(file.read(_WARM_BYTES))
+                    except OSError:
+                        return  # the reader of a batch will say what is wrong
+                    if not read:
+                        break
+                    left -= read
 
     def _read(self, samples: list[tuple[int, int]]) -> torch.Tensor:
+        files = self._free.pop()  # as many as threads
+        try:
+            return self._windows(files, samples)
+        finally:
+            self._free.append(files)
+
+    def _windows(self, files: _Files, samples: list[tuple[int, int]]) -> torch.Tensor:
         windows = np.empty((len(samples), self.seq_len + 1), np.int64)
         length = (self.seq_len + 1) * self._dtype.itemsize
         for row, (part, sample) in enumerate(samples):
             path = self._paths[part]
             try:
-                raw = os.pread(self._file(part), length, sample * self.seq_len * self._dtype.itemsize)
+                raw = os.pread(files[part], length, sample * self.seq_len * self._dtype.itemsize)
             except OSError as error:
                 raise DataError(f"{path} cannot be read ({error.strerror}); check the channel.") from error
             if len(raw) != length:
                 raise DataError(f"{path} became shorter while it was read; prepare the data again.")
             windows[row] = np.frombuffer(raw, self._dtype)
         return torch.from_numpy(windows)
+
+
+class _Files:
+    """Every part's file, open for one thread.
+
+    Plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._open = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def __getitem__(self, part: int) -> int:
+        return self._open[part]
+
+    def close(self) -> None:
+        for file in self._open:
+            os.close(file)
+
+
+def on_fuse(path: Path) -> bool:
+    """Whether a path lies on a FUSE mount, as FastFile channels do."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    whole = str(path.resolve())
+    over = [(len(point), kind) for point, kind in mounts if whole == point or whole.startswith(point.rstrip("/") + "/")]
+    return max(over, default=(0, ""))[1].startswith("fuse")
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping; 0 where the system does not tell."""
+    try:
+        about = Path("/proc/meminfo").read_text()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in about.splitlines() if line.startswith("MemAvailable")]
+    return int(found[0]) * 1024 if found else 0
 
 
 def _check_size(path: Path, wanted: int) -> None:

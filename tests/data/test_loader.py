@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from smtrain.data import loader as loader_module
 from smtrain.data.indexed import IndexedDataset, IndexedWriter
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
@@ -257,3 +258,15 @@ MIXTURE = [
     (0, 0),
     (0, 3),
 ]
+
+
+def test_a_channel_of_fuse_is_read_once_through_ahead_of_the_jumps(tmp_path: Path, monkeypatch) -> None:
+    folder = make(tmp_path / "data", 43 * SEQ_LEN + 3)
+    plain = load(folder, 6)
+    monkeypatch.setattr(loader_module, "on_fuse", lambda path: True)
+    warmed = load(folder, 6)
+    assert torch.equal(warmed.batch(12)[0], plain.batch(12)[0])
+    warmed._warmer.join(10)
+    assert not warmed._warmer.is_alive()
+    for loader in (plain, warmed):
+        loader.close()
