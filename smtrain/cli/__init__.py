@@ -14,7 +14,6 @@ COMMANDS = {
         "smtrain.cli.check",
         "Find every fault before it is paid for: quotas, role, buckets, image, data, limits.",
     ),
-    "iam": ("smtrain.cli.iam", "`policy CONFIG` prints the least that caller and execution role must be allowed."),
     "run": ("smtrain.cli.run", "Take a config through all its stages: prepare, convert, train, export, generate."),
     "launch": ("smtrain.cli.launch", "Start one stage of a config."),
     "list": ("smtrain.cli.list_jobs", "List jobs, newest first."),
@@ -27,6 +26,7 @@ COMMANDS = {
     "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),
     "demo": ("smtrain.cli.demo", "From this machine's Python sources to a trained model that writes text."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
+    "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
     "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine."),
 }
 

@@ -23,7 +23,6 @@ class TargetOption(str, Enum):
 class StageOption(str, Enum):
     """The stages of a run."""
 
-    fetch = "fetch"
     prepare = "prepare"
     convert = "convert"
     train = "train"

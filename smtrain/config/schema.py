@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from smtrain.config.units import Seconds
 from smtrain.facts import instance
 
-Stage = Literal["fetch", "prepare", "convert", "train", "export", "generate"]
-STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "train", "export", "generate")
+Stage = Literal["prepare", "convert", "train", "export", "generate"]
+STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate")
 
 
 class Section(BaseModel):
@@ -21,25 +21,11 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Secret(Section):
-    """A secret by its name; the container reads it with the job's role, and it is in no request, log or file."""
-
-    secret: str | None = None
-    """Name or ARN in Secrets Manager."""
-    ssm: str | None = None
-    """Name or ARN of an SSM parameter."""
-    key: str | None = None
-    """The field to take where the secret is a JSON object."""
-
-
 class Model(Section):
     """The model that training starts from."""
 
     path: str
-    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
-    or demo://tiny-llama."""
-    token: Secret | None = None
-    """The Hugging Face token that gated or private hf:// models and data need."""
+    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., or demo://tiny-llama."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
 
@@ -185,6 +171,14 @@ class Compute(Section):
     """Let the job use the session tags of whoever starts it (attribute-based access control)."""
     sdk: Literal["auto", "v3", "v2", "boto3"] = "auto"
     """What sends the request: SageMaker SDK v3 or v2, or boto3; `auto`: the SDK installed on AWS, boto3 locally."""
+    capacity_wait: Seconds = 0
+    """Try again for this long, from the first attempt on, when AWS has no machines (CapacityError); 0: do not."""
+    fallback_instance_types: tuple[str, ...] = ()
+    """Types for the train stage when there are no machines of instance_type, in this order; each must fit the mesh."""
+    quota_wait: Seconds = 0
+    """Wait this long for instances that a quota refuses (ResourceLimitExceeded); 0: say what to ask for, and end."""
+    pool_wait: Seconds = 0
+    """Wait this long for a warm pool that a matching job still uses; 0: start on other machines."""
     price_limit: float | None = Field(None, ge=0)
     """Dollars above which starting a run on AWS asks first, by its plan; default: never."""
     image: str | None = None
@@ -295,10 +289,9 @@ class JobConfig(Section):
         """
         full = self.model_dump(mode="json")
         keys: dict[Stage, list[str]] = {
-            "fetch": ["model.path", "model.token"],
-            "prepare": ["model.path", "model.token", "data", "train.seq_len"],
+            "prepare": ["model.path", "data", "train.seq_len"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
-            "train": ["name", "model.path", "model.init", "data.sources", "parallel", "train", "checkpoint"],
+            "train": ["name", "model", "data.sources", "parallel", "train", "checkpoint"],
             "export": ["model.path"],
             "generate": ["model.path", "generate"],
         }

@@ -7,7 +7,7 @@ platform does with the role; the service authorization reference for what each a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,10 +66,8 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     a = _Arns.of(config)
     read, written = _read(config, requests), _written(config, requests)
     out = [
-        Statement("ReadInputs", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
-        Statement(
-            "WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(_shortest(map(a.objects, written)))
-        ),
+        Statement("ReadInputs", ("s3:GetObject",), tuple(a.objects(uri) for uri in read)),
+        Statement("WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(a.objects(u) for u in written)),
         # A checkpoint that training deletes locally is deleted in S3 by the platform's sync.
         Statement("PruneCheckpoints", ("s3:DeleteObject",), (a.objects(checkpoint_uri(config)),)),
         *_listing(a, [*read, *written]),
@@ -133,17 +131,12 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
         Statement(
             "Upload", ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"), tuple(a.objects(uri) for uri in own)
         ),
-        Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
-        *_listing(a, [*own, *read], bucket_too=True),
+        Statement("ReadResults", ("s3:GetObject",), tuple(dict.fromkeys(a.objects(uri) for uri in read))),
+        *_listing(a, [*own, *read]),
         Statement("ReadLogs", ("logs:DescribeLogStreams", "logs:GetLogEvents"), (a.logs, f"{a.logs}:*")),
     ]  # fmt: skip
     if images := _images(a, requests):
         out.append(Statement("CheckImage", ("ecr:BatchGetImage",), images))
-    token = config.model.token
-    if token and token.ssm:
-        out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
-    elif token:
-        out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), _secrets(config, a)[0].resources))
     if config.output.kms_key:
         key = (a.key(config.output.kms_key),)
         out.append(
@@ -175,9 +168,8 @@ def _written(config: JobConfig, requests: Requests) -> list[str]:
     return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *cached]))
 
 
-def _listing(a: _Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
-    """ListBucket, of each bucket below the prefixes only; with `bucket_too` also HeadBucket, which names no prefix."""
-    test = "StringLikeIfExists" if bucket_too else "StringLike"
+def _listing(a: _Arns, uris: list[str]) -> Iterator[Statement]:
+    """ListBucket, of each bucket below the prefixes only."""
     by_bucket: dict[str, set[str]] = {}
     for uri in uris:
         bucket, prefix = split_uri(uri)
@@ -185,17 +177,8 @@ def _listing(a: _Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator
     for number, (bucket, prefixes) in enumerate(sorted(by_bucket.items())):
         yield Statement(
             f"List{number or ''}", ("s3:ListBucket",), (f"arn:{a.partition}:s3:::{bucket}",),
-            {test: {"s3:prefix": _shortest(prefixes)}},
+            {"StringLike": {"s3:prefix": sorted(prefixes)}},
         )  # fmt: skip
-
-
-def _shortest(patterns: Iterable[str]) -> list[str]:
-    """Patterns that end in a wildcard, without those that another one covers."""
-    found: list[str] = []
-    for pattern in sorted(set(patterns)):
-        if not found or not pattern.startswith(found[-1][:-1]):
-            found.append(pattern)
-    return found
 
 
 def _images(a: _Arns, requests: Requests) -> tuple[str, ...]:
@@ -204,17 +187,7 @@ def _images(a: _Arns, requests: Requests) -> tuple[str, ...]:
 
 
 def _secrets(config: JobConfig, a: _Arns) -> list[Statement]:
-    token = config.model.token
-    if token is None:
-        return []
-    if token.secret:
-        # Secrets Manager puts a hyphen and six characters of its own behind the name.
-        arn = f"arn:{a.partition}:secretsmanager:{a.region}:{a.account}:secret:{token.secret}-??????"
-        given = token.secret if token.secret.startswith("arn:") else arn
-        return [Statement("ReadToken", ("secretsmanager:GetSecretValue",), (given,))]
-    name = str(token.ssm)
-    arn = f"arn:{a.partition}:ssm:{a.region}:{a.account}:parameter/{name.lstrip('/')}"
-    return [Statement("ReadToken", ("ssm:GetParameter",), (name if name.startswith("arn:") else arn,))]
+    return []
 
 
 @dataclass(frozen=True)

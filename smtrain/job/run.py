@@ -14,11 +14,10 @@ from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.errors import JobError
 from smtrain.follow.show import View, follow
-from smtrain.job.create import create
 from smtrain.job.handle import Job
-from smtrain.job.inputs import upload_all
 from smtrain.job.logs import Line
-from smtrain.job.stages import Chain, StagePlan, list_jobs, stages_of
+from smtrain.job.stages import Chain, list_jobs, stages_of
+from smtrain.job.submit import standing, submit
 from smtrain.job.target import TargetName, target_of
 from smtrain.preflight.api import before
 
@@ -107,19 +106,20 @@ def launch(
 
     On AWS everything that `smtrain.check` looks at is looked at first, unless `check` is False.
 
-    A stage that runs already is joined, one that is done is returned as it is, unless `again`. With `wait` the job is
-    followed until it ends, as `view` says, and `JobError` with the cause is raised if it does not end well; Ctrl-C
-    leaves it running (`job.known_running`).
+    A stage that runs already is joined, one that is done is returned as it is, unless `again`. Where AWS has no
+    machines, `compute.capacity_wait` and `compute.fallback_instance_types` say how long and with what to go on.
+    With `wait` the job is followed until it ends, as `view` says, and `JobError` with the cause is raised if it does
+    not end well; Ctrl-C leaves it running (`job.known_running`).
     """
     config = load_config(source, set_=set_, **sections)
     chain = Chain(config, target_of(config, target))
-    plan = chain.plan(stage)
+    plan = standing(chain, chain.plan(stage))
     if plan.done and not again:
         say(f"{plan.done.name} has done this already (output {plan.done.output}); `again` does it once more")
         return plan.done
     if check and not plan.running:
         before(chain, [stage], say)
-    job = _submit(chain, plan, say)
+    job = submit(chain, plan, say, again=again)
     if wait and follow(job, view or View(), say):
         job.check()
     return job
@@ -144,7 +144,7 @@ def run(
     if check:
         before(chain, [stage for stage in stages if not chain.known(stage)], say)
     for number, stage in enumerate(stages, 1):
-        plan = chain.plan(stage)
+        plan = standing(chain, chain.plan(stage))
         started = time.monotonic()
         heading = f"[{number}/{len(stages)}] {stage}"
         if plan.done and not again:
@@ -152,7 +152,7 @@ def run(
             job, skipped = plan.done, True
         else:
             say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
-            job, skipped = _submit(chain, plan, say), False
+            job, skipped = submit(chain, plan, say, again=again), False
             _follow(job, say, on_line, view or View())
         seconds = time.monotonic() - started
         if not skipped:
@@ -172,27 +172,3 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
             if isinstance(event, Line):
                 on_line(event)
     job.check()
-
-
-def _submit(chain: Chain, plan: StagePlan, say: Say) -> Job:
-    """Upload what is missing and create the job; a stage that runs already is joined, not doubled."""
-    from botocore.exceptions import ClientError, ParamValidationError
-
-    if plan.running:
-        say(f"{plan.running.name} is running already; joining it")
-        return plan.running
-    if plan.stage == "train" and (other := chain.writer()):
-        raise JobError(
-            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
-            f"`smtrain stop {other.name}`, or give this run another name"
-        )
-    target = chain.target
-    upload_all(target, list(plan.uploads), say)
-    name = plan.request["TrainingJobName"]
-    try:
-        create(target, plan.request, chain.config)
-    except (ClientError, ParamValidationError) as error:
-        raise JobError(f"{name} was refused: {error}") from None
-    job = Job(name, target)
-    job.known_status = "InProgress"
-    return job

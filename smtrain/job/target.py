@@ -34,13 +34,12 @@ class Target:
         return boto3.Session(region_name=self.region)
 
     def client(self, service: str) -> Any:
-        """A boto3 client that retries what AWS throttles."""
-        from botocore.config import Config
+        """A boto3 client that retries what AWS throttles, and what gets lost on the way."""
         from botocore.exceptions import NoRegionError
 
         try:
             session: Any = self.session  # boto3-stubs know no service by a plain string
-            return session.client(service, config=Config(retries={"mode": "standard", "max_attempts": 8}))
+            return session.client(service, config=retrying(service))
         except NoRegionError:
             raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"]) from None
 
@@ -69,14 +68,13 @@ class Target:
         """The bucket used when the config names none: SageMaker's own default on AWS."""
         if self.name == "local":
             return str(_local().BUCKET)
-        return f"sagemaker-{self.region_name()}-{self.account()}"
+        return f"sagemaker-{self.region_name()}-{self._account()}"
 
     def default_role(self) -> str | None:
         """The role used when the config names none; only the local control plane has one."""
         return str(_local().ROLE) if self.name == "local" else None
 
-    def account(self) -> str:
-        """The AWS account, as STS tells it. Raises `JobError` where it does not."""
+    def _account(self) -> str:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -85,6 +83,18 @@ class Target:
             raise JobError(
                 f"AWS could not be asked for the account ({error}); log in, or set output.s3_uri in the config"
             ) from None
+
+
+def retrying(service: str) -> Any:
+    """The botocore `Config` of every client: adaptive retries, twelve attempts.
+
+    Adaptive means that a client whose calls are throttled also slows down by itself. Its one rate is for all of a
+    client's operations, so CloudWatch Logs is without: DescribeLogStreams, which is throttled early, would slow
+    GetLogEvents down to a call in two seconds. Readers of logs keep a pace of their own.
+    """
+    from botocore.config import Config
+
+    return Config(retries={"mode": "standard" if service == "logs" else "adaptive", "total_max_attempts": 12})
 
 
 def _local() -> Any:

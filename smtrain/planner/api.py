@@ -107,7 +107,7 @@ def plan(
     Raises `ConfigError` for a config that is wrong, a model or an instance type nobody told us about.
     """
     config, shape = _resolve(source, model, set_, sections)
-    known = Prices(prices or _own_prices())
+    known = Prices(prices or own_prices())
     work, recompute = work_of(config, shape)
     own = Machine.of(config.compute.instance_type, config.compute.instance_count, config.processes_per_instance)
     mesh = Mesh(
@@ -240,7 +240,7 @@ def shape_of(config: JobConfig) -> ModelShape:
 
         if config.model.path == demo.MODEL:
             return ModelShape.from_config(demo.described())
-    shape = named_shape(config.model.path.partition("@")[0])
+    shape = named_shape(config.model.path)
     if shape is None:
         raise ConfigError(
             [
@@ -251,7 +251,8 @@ def shape_of(config: JobConfig) -> ModelShape:
     return shape
 
 
-def _own_prices() -> Path | None:
+def own_prices() -> Path | None:
+    """The user's price list in $SMTRAIN_HOME, if there is one."""
     from os import environ
 
     folder = Path(environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")  # read only: planning makes no folder

@@ -81,20 +81,12 @@ def spot(context: Context) -> Iterator[Finding]:
     compute = context.config.compute
     if "train" not in context.stages or not compute.spot:
         return
-    train = context.config.train
-    if train.save_interval >= train.steps > 0:
-        yield Finding(
-            "spot", "fault", f"no checkpoint falls before the last of {train.steps} steps (train.save_interval is "
-            f"{train.save_interval}), so every interruption begins the run anew",
-            "save more often (train.save_interval), or set compute.spot: false",
-        )  # fmt: skip
-        return
     plan = _plan(context)
     if plan.save is None or plan.hours is None or not plan.step_s:
         return
     ideal = context.config.train.steps * plan.step_s["total"] / HOUR
     remedy = "save more often (train.save_interval), or set compute.spot: false"
-    if not isfinite(plan.save.stretch) or plan.save.stretch > 10:
+    if not isfinite(plan.save.stretch) or plan.hours > 10 * ideal:
         yield Finding("spot", "fault", "between interruptions this run would practically never end", remedy)
     elif plan.hours * HOUR > (compute.max_wait or 2 * compute.max_run):
         yield Finding(

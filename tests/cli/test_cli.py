@@ -27,7 +27,6 @@ SURFACE = {
         "--prices",
         "--json",
     },
-    "iam": {"policy"},
     "check": {"--stage", "--target", "--set", "--json"},
     "run": {
         *("--no-check", "--yes", "-y", "--target", "--set", "--dry-run", "--again", "--download", "--plain", "--every"),
@@ -62,6 +61,7 @@ SURFACE = {
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--set", "--again"},
     "config": {"schema", "show"},
+    "pool": {"list", "release"},
     "local": {"status", "stop"},
 }
 

@@ -50,25 +50,13 @@ def test_a_matching_job_gets_the_pool_and_its_cache(client: Client) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"ResourceConfig": {"InstanceType": "ml.c5.2xlarge"}},
-        {"ResourceConfig": {"InstanceCount": 2}},
         {"ResourceConfig": {"VolumeSizeInGB": 7}},
-        {"ResourceConfig": {"VolumeKmsKeyId": "other"}},
         {"ResourceConfig": {"KeepAlivePeriodInSeconds": 0}},
-        {"RoleArn": "arn:aws:iam::123456789012:role/another-role"},
         {"VpcConfig": {**VPC, "SecurityGroupIds": ["sg-2"]}},
-        {"VpcConfig": {**VPC, "Subnets": ["subnet-1"]}},
-        {"EnableInterContainerTrafficEncryption": True},
-        {"EnableNetworkIsolation": True},
-        {"SessionChainingConfig": {"EnableSessionTagChaining": True}},
     ],
-    ids=lambda change: (
-        ".".join(str(k) for k in [*change, *next(iter(change.values()))] if isinstance(k, str))
-        if isinstance(next(iter(change.values())), dict)
-        else next(iter(change))
-    ),
+    ids=["volume", "keep-alive", "vpc"],
 )
-def test_every_field_that_must_match(client: Client, change: dict[str, Any]) -> None:
+def test_another_request_leaves_the_pool_alone(client: Client, change: dict[str, Any]) -> None:
     base = {"ResourceConfig": warm(), "VpcConfig": VPC}
     first = client.completed("true", **base)["TrainingJobName"]
     changed = {**base, **change}

@@ -213,7 +213,7 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
             import boto3
             from botocore.config import Config
 
-            return boto3.Session().client(
+            return boto3.client(
                 service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x",
                 endpoint_url="http://127.0.0.1:9", config=Config(retries={"max_attempts": 0}),
             )  # fmt: skip
@@ -371,12 +371,3 @@ def test_launch_on_aws_starts_nothing_while_a_fault_stands(aws: dict[str, Any]) 
     fine = Account("us-east-1", {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"}, Target("local").s3)
     before(Chain(load_config(aws), fine), ["prepare"], said.append)
     assert said[0].startswith("warning: quotas: could not be checked: you may not service-quotas:ListServiceQuotas")
-
-
-def test_spot_without_checkpoints_is_refused(aws: dict[str, Any]) -> None:
-    never = with_(with_(aws, "compute", spot=True), "checkpoint", resume=False)
-    with pytest.raises(smtrain.ConfigError, match=r"compute\.spot: needs checkpoint\.resume"):
-        load_config(never)
-    late = with_(with_(aws, "compute", spot=True), "train", save_interval=100)
-    assert "no checkpoint falls before the last of 100 steps" in only_fault(report(late, "spot"), "spot")
-    assert "billed hours expected" in report(with_(late, "train", save_interval=10), "spot").findings[-1].text

@@ -1,0 +1,52 @@
+"""`smtrain pool list|release`: the machines that SageMaker keeps warm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+
+app = options.app()
+
+
+@app.command("list")
+def list_pools(target: options.At = options.TargetOption.local) -> None:
+    """List warm pools that a job could reuse: what each costs, and until when it is kept."""
+    from smtrain.config.units import spell
+    from smtrain.job.pools import available
+    from smtrain.job.target import Target
+
+    pools = available(Target(target.value))
+    if not pools:
+        print(f"no warm pools on target {target.value}")
+    for pool in pools:
+        rate, spent = pool.dollars_per_hour, pool.dollars
+        price = "no price known" if rate is None or spent is None else f"${spent:,.2f} so far at ${rate:,.2f} an hour"
+        print(
+            f"{pool.job}  {pool.instance_count} x {pool.instance_type}  kept for {spell(pool.kept_s)}, "
+            f"until {pool.until.astimezone():%Y-%m-%d %H:%M:%S}  {price}"
+        )
+
+
+@app.command()
+def release(
+    job: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="JOB", help="The job that left the pool.", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Release every pool.")] = False,
+    target: options.At = options.TargetOption.local,
+) -> None:
+    """Give a warm pool's machines back; nothing is billed for them from then on."""
+    from smtrain.errors import JobError
+    from smtrain.job import pools
+    from smtrain.job.target import Target
+
+    where = Target(target.value)
+    if (job is None) != everything:
+        raise JobError("smtrain pool release: name the job that left the pool, or give --all")
+    for name in [pool.job for pool in pools.available(where)] if job is None else [job]:
+        pools.release(where, name)
+        print(f"{name}: its warm pool is released")
