@@ -93,6 +93,25 @@ class Engine(Protocol):
         """
         ...
 
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        """`save` that returns once the values are copied, and writes while steps go on; `end_save` completes it.
+
+        Ends the save before it first. Raises `CheckpointError` on every rank where a weight is not a finite number.
+        """
+        ...
+
+    def end_save(self, wait: bool = True) -> int | None:
+        """The step whose checkpoint became whole by this call; None where no save was begun.
+
+        Without `wait`, None also while any rank is still writing. Raises `CheckpointError` on every rank if any rank
+        could not write; what was whole before stays whole.
+        """
+        ...
+
+    def abandon_save(self) -> None:
+        """Delete what was written of a save that was begun; what was whole before stays whole."""
+        ...
+
     def load(self, checkpoint: Path) -> dict[str, Any]:
         """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`."""
         ...

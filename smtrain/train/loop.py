@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from smtrain.config import JobConfig
-from smtrain.engine.base import Engine
+from smtrain.engine.base import Engine, StepResult
+from smtrain.errors import SmtrainError
 from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.schedule import learning_rate
@@ -53,37 +54,60 @@ def train(
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
     `samples` is how many the run has consumed so far; `position(samples)` is what a checkpoint keeps beside the
-    weights. Raises `SmtrainError` naming step and samples when the loss is no number or explodes.
+    weights. Checkpoints are written while training goes on, and become whole only when a step from their weights gave a
+    finite loss and gradient: an update can spoil weights that gave both. Raises `SmtrainError` naming step and samples
+    when the loss is no number or explodes.
     """
     options = config.train
-    step = resumed or 0
+    step, began = resumed or 0, 0.0
     watch = LossWatch()
 
+    def ended(wait: bool) -> None:
+        whole = engine.end_save(wait)
+        if whole is not None:
+            engine.prune(checkpoints, config.checkpoint.keep)
+            stall.beat(f"saving step {whole}")
+            if engine.rank == 0:
+                print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
+
     def save() -> None:
+        nonlocal began
+        ended(wait=True)
         began = time.perf_counter()
-        engine.save(checkpoints, step, position(samples))
-        engine.prune(checkpoints, config.checkpoint.keep)
-        stall.beat(f"saving step {step}")
-        if engine.rank == 0:
-            print(f"checkpoint of step {step} saved in {time.perf_counter() - began:.1f} s", flush=True)
+        engine.begin_save(checkpoints, step, position(samples))
+
+    def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float, watch: LossWatch) -> StepResult:
+        """One step from the weights as they are; a save of weights that do not bear it is given up."""
+        input_ids, labels, *segments = batch
+        result = engine.step(input_ids, labels, lr, *segments)
+        try:
+            watch.check(step, result, range(first, first + options.global_batch_size))
+        except SmtrainError:
+            engine.abandon_save()
+            raise
+        stall.beat(f"step {step}")
+        return result
 
     if resumed is None and options.steps == 0:
         save()
     while step < options.steps:
         step += 1
-        lr = learning_rate(options, step)
-        input_ids, labels, *segments = loader.batch(samples)
-        result = engine.step(input_ids, labels, lr, *segments)
-        watch.check(step, result, range(samples, samples + options.global_batch_size))
-        stall.beat(f"step {step}")
+        lr, batch = learning_rate(options, step), loader.batch(samples)
+        result = advance(batch, samples, lr, watch)
         samples += options.global_batch_size
         if log and (step % options.log_interval == 0 or step in (1, options.steps)):
             log.log(step, result, lr, loader.waited)
         stopping = stop.agreed(engine)
+        ended(wait=False)
         if step % options.save_interval == 0 or step == options.steps or stopping:
             save()
+        if step == options.steps or stopping:
+            # nobody keeps this step: it shows whether the weights just saved can go on
+            advance(batch, samples - options.global_batch_size, lr, LossWatch())
+            ended(wait=True)
         if stopping:
             if engine.rank == 0:
                 print(f"asked to stop: saved step {step}, the same command goes on from here", flush=True)
             return step
+    ended(wait=True)
     return step

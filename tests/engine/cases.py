@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.native import NativeSource
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
-from smtrain.engine.native import NativeEngine
+from smtrain.engine.native import NativeEngine, persist
 from smtrain.errors import SmtrainError
 from smtrain.model.families import ModelShape
 
@@ -216,8 +217,8 @@ def save_again(rank: int, config: dict[str, Any], options: ParallelOptions, old:
     e.save(folder, step, {})
 
 
-def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, moment: int) -> None:
-    """Save, and be killed at the `moment`-th rename or flush to disk."""
+def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, moment: int, behind: bool = False) -> None:
+    """Save, and be killed at the `moment`-th rename or flush to disk; `behind`, while steps go on."""
     e = engine(config, mesh("111"), seed=step)
     left = [moment]
     for name in ("replace", "fsync"):
@@ -230,7 +231,62 @@ def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, momen
             return real(*args)
 
         setattr(os, name, counted)
-    e.save(folder, step, {"moment": moment})
+    if behind:
+        e.begin_save(folder, step, {"moment": moment})
+        while e.end_save(wait=False) is None:
+            steps(e, 0, 1)
+    else:
+        e.save(folder, step, {"moment": moment})
+
+
+def train_saving_behind(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int
+) -> list[tuple[float, float]]:
+    """Like `train_and_save`, but rank 0's disk is so slow that all further steps are done before the save is."""
+    e = engine(config, options)
+    steps(e, 0, at)
+    held, real = threading.Event(), persist.write_safetensors
+
+    def slow(*args: Any) -> Any:
+        if rank == 0:
+            held.wait()
+        return real(*args)
+
+    persist.write_safetensors = slow
+    try:
+        e.begin_save(folder, at, {"consumed": at * BATCH})
+        losses = []
+        for step in range(at, last):
+            losses += steps(e, step, step + 1)
+            assert e.end_save(wait=False) is None, "no checkpoint is whole before every rank has written"
+        held.set()
+        e.begin_save(folder, last, {})  # waits for the save before it
+        assert manifest.fault(manifest.step_folder(folder, at)) is None
+        assert e.end_save() == last
+        assert e.end_save() is None
+    finally:
+        held.set()
+        persist.write_safetensors = real
+    return losses
+
+
+def save_and_abandon(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> None:
+    e = engine(config, options)
+    e.begin_save(folder, step, {})
+    steps(e, 0, 1)
+    e.abandon_save()
+    assert e.end_save() is None
+
+
+def save_what_is_no_number(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> str:
+    e = engine(config, options)
+    if rank == 1:
+        e.optimizer.master[3] = math.inf
+    try:
+        e.begin_save(folder, 1, {})
+    except SmtrainError as error:
+        return str(error)
+    return "begun"
 
 
 def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
@@ -301,7 +357,9 @@ def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
     return {name: source.read(name) for name in source.names()}
 
 
-def save_on_full_disk(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, full: int) -> str:
+def save_on_full_disk(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, full: int, behind: bool = False
+) -> str:
     """Save twice; the second time rank `full` can write no file of more than 1000 bytes."""
     e = engine(config, options)
     e.save(folder, 1, {})
@@ -310,7 +368,12 @@ def save_on_full_disk(rank: int, config: dict[str, Any], options: ParallelOption
     if rank == full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        e.save(folder, 2, {})
+        if behind:
+            e.begin_save(folder, 2, {})
+            steps(e, 0, 1)
+            e.end_save()
+        else:
+            e.save(folder, 2, {})
     except SmtrainError as error:
         return str(error)
     finally:

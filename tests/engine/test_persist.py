@@ -144,8 +144,37 @@ def test_a_killed_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert losses["killed"] == losses["uninterrupted"]
 
 
+@pytest.mark.parametrize("text", ["122", "212 bf16"])
+def test_a_save_beside_training_is_of_its_moment(text: str, four: World, tmp_path: Path) -> None:
+    config = CONFIGS["llama-tied-509"]
+    waited = four.run(cases.train_and_save, config, mesh(text), tmp_path / "waited", 2, 5)[0]
+    beside = four.run(cases.train_saving_behind, config, mesh(text), tmp_path / "beside", 2, 5)[0]
+    assert beside == waited
+    for folder in ("waited", "beside"):
+        manifest.verify(tmp_path / folder / "step_00000002")
+    about = [manifest.Manifest.read(tmp_path / folder / "step_00000002") for folder in ("waited", "beside")]
+    assert about[0] == about[1], "every file's hash among it"
+
+
+def test_nothing_is_left_of_an_abandoned_save(four: World, tmp_path: Path) -> None:
+    config = CONFIGS["llama"]
+    four.run(cases.save_and_abandon, config, mesh("122"), tmp_path, 4)
+    assert not list(tmp_path.iterdir())
+    four.run(cases.save_start, config, "122", tmp_path, 1)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    four.run(cases.save_and_abandon, config, mesh("122"), tmp_path, 0)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_weights_that_are_no_numbers_are_not_saved(four: World, tmp_path: Path) -> None:
+    answers = four.run(cases.save_what_is_no_number, CONFIGS["llama"], mesh("122"), tmp_path)
+    assert all("step_00000001 was not begun on rank 1: its weights are not all finite" in a for a in answers), answers
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["waiting", "behind"])
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "same step again"])
-def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, tmp_path: Path) -> None:
+def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, behind: bool, tmp_path: Path) -> None:
     config, step = CONFIGS["llama-tied-509"], 3 if again else 4
     solo = World(1)
     outcomes = []
@@ -156,7 +185,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, tmp_path: 
         _rename_step(folder / "step_00000003")
         first = cases.read_all(folder / "step_00000003")
         try:
-            solo.run(cases.die_saving, config, folder, step, moment)
+            solo.run(cases.die_saving, config, folder, step, moment, behind)
             outcomes.append("survived")
         except Died:
             outcomes.append("died")
@@ -223,8 +252,9 @@ def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, sol
     assert all(str(gone) in a and "missing" in a for a in answers)
 
 
-def test_a_full_disk_is_told_on_every_rank_and_harms_nothing(four: World, tmp_path: Path) -> None:
-    answers = four.run(cases.save_on_full_disk, CONFIGS["llama"], mesh("212"), tmp_path, 2)
+@pytest.mark.parametrize("behind", [False, True], ids=["waiting", "behind"])
+def test_a_full_disk_is_told_on_every_rank_and_harms_nothing(behind: bool, four: World, tmp_path: Path) -> None:
+    answers = four.run(cases.save_on_full_disk, CONFIGS["llama"], mesh("212"), tmp_path, 2, behind)
     assert all("step_00000002 was not written on rank 2: File too large" in a for a in answers), answers
     newest = manifest.newest_whole(tmp_path)
     assert newest == tmp_path / "step_00000001"

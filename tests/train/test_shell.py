@@ -128,6 +128,8 @@ def test_from_scratch_it_trains_resumes_exports_and_writes(shell: Shell) -> None
         ({"train": {"seed": 9, "steps": 9}}, "another value of train.seed (0 there, 9 here)"),
         ({"checkpoint": {"resume": False}}, "checkpoint.resume: is false, but the run has checkpoints"),
         ({"train": {"lr": 1e30, "steps": 9, "save_interval": 100}}, "grad norm nan at step"),
+        ({"train": {"lr": 1e30, "steps": 9, "save_interval": 1}}, "grad norm nan at step"),  # of weights to be saved
+        ({"train": {"lr": 1e30, "steps": 6, "schedule": "constant"}}, "grad norm nan at step 6"),  # after the last one
     ],
 )
 def test_what_cannot_go_on_is_one_sentence_with_the_rank(

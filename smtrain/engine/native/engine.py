@@ -54,6 +54,7 @@ class NativeEngine:
         self.mesh.agree(fault, "the weights cannot be loaded")
         self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
         self.pipeline = Pipeline(self.stage, self.mesh)
+        self._saver = persist.Saver(self)
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
@@ -80,7 +81,17 @@ class NativeEngine:
         return whole[..., : self.shape.vocab].cpu()
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
-        persist.save(self, Path(folder), step, state)
+        self._saver.begin(Path(folder), step, state, copy=False)
+        self._saver.end()
+
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        self._saver.begin(Path(folder), step, state)
+
+    def end_save(self, wait: bool = True) -> int | None:
+        return self._saver.end(wait)
+
+    def abandon_save(self) -> None:
+        self._saver.abandon()
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))

@@ -1,12 +1,14 @@
 """Save, load and prune: what the ranks do together so that a checkpoint is whole or is not there.
 
 No folder is renamed and no disk is shared: each rank writes its own files, tells their sizes and hashes, and rank 0
-writes the manifest once all have told.
+writes the manifest once all have told. Files are written by a thread from copies, while training goes on; what the
+ranks do together, the training's own thread does.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,29 +25,87 @@ if TYPE_CHECKING:
     from smtrain.engine.native.engine import NativeEngine
 
 
-def save(engine: NativeEngine, folder: Path, step: int, state: dict[str, Any]) -> None:
-    """See `Engine.save`. A step that is whole already is saved again beside itself, and replaced by its manifest."""
-    mesh = engine.mesh
-    json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
-    path = manifests.step_folder(folder, step)
-    root = _root_for(mesh, path)
-    files: dict[str, dict[str, Any]] = {}
-    fault = None
-    try:
-        for name, tensors in _own_files(engine).items():
-            files[f"{root}{name}"] = write_safetensors(path / root / name, tensors)
-    except OSError as error:
-        fault = f"{error.strerror or error}; see to the disk ({path}), or raise compute.volume_gb"
-    mesh.agree(fault, f"checkpoint {path.name} was not written")
-    everyone = mesh.gather(files)
-    try:
-        if mesh.rank == 0:
-            manifests.write_manifest(path, _manifest(engine, step, state, root, everyone))
-    except OSError as error:
-        fault = f"{error.strerror or error}; see to the disk ({path})"
-    mesh.agree(fault, f"checkpoint {path.name} was not completed")
-    if local_rank() == 0:
-        _drop_replaced(path, {name for part in everyone for name in part})
+class _Writing(threading.Thread):
+    """One rank's files of a checkpoint on their way to the disk. A daemon: who is killed does not wait for it."""
+
+    def __init__(self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
+        super().__init__(name=f"save {path.name}", daemon=True)
+        self._path, self._root, self._tensors = path, root, tensors
+        self.files: dict[str, dict[str, Any]] = {}
+        self.fault: str | None = None
+
+    def run(self) -> None:
+        try:
+            while self._tensors:
+                name, tensors = self._tensors.popitem()
+                self.files[f"{self._root}{name}"] = write_safetensors(self._path / self._root / name, tensors)
+        except OSError as error:
+            self.fault = f"{error.strerror or error}; see to the disk ({self._path}), or raise compute.volume_gb"
+        except Exception as error:
+            self.fault = f"{type(error).__name__}: {error}"
+
+
+class Saver:
+    """The saves of one engine, one at a time."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+        self._begun: tuple[_Writing, Path, Manifest] | None = None
+
+    def begin(self, folder: Path, step: int, state: dict[str, Any], copy: bool = True) -> None:
+        """See `Engine.begin_save`; without `copy`, nothing may be changed before `end`.
+
+        A step that is whole already is saved again beside itself, and replaced by its manifest.
+        """
+        self.end()
+        engine, mesh = self._engine, self._engine.mesh
+        json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
+        path = manifests.step_folder(folder, step)
+        finite = bool(torch.isfinite(engine.optimizer.master).all())
+        mesh.agree(
+            None if finite else "its weights are not all finite numbers", f"checkpoint {path.name} was not begun"
+        )
+        root = _root_for(mesh, path)
+        tensors = {
+            file: {name: tensor.detach().to("cpu", copy=copy) for name, tensor in held.items()}
+            for file, held in _own_files(engine).items()
+        }
+        writing = _Writing(path, root, tensors)
+        self._begun = writing, path, _manifest(engine, step, state, root)
+        writing.start()
+
+    def end(self, wait: bool = True) -> int | None:
+        """See `Engine.end_save`."""
+        if self._begun is None:
+            return None
+        mesh, (writing, path, manifest) = self._engine.mesh, self._begun
+        if not wait and any(mesh.gather(writing.is_alive())):
+            return None
+        writing.join()
+        self._begun, fault = None, None
+        mesh.agree(writing.fault, f"checkpoint {path.name} was not written")
+        everyone = mesh.gather(writing.files)
+        try:
+            if mesh.rank == 0:
+                manifest.files.update({name: about for part in everyone for name, about in sorted(part.items())})
+                manifests.write_manifest(path, manifest)
+        except OSError as error:
+            fault = f"{error.strerror or error}; see to the disk ({path})"
+        mesh.agree(fault, f"checkpoint {path.name} was not completed")
+        if local_rank() == 0:
+            _drop_replaced(path, {name for part in everyone for name in part})
+        return manifest.step
+
+    def abandon(self) -> None:
+        """See `Engine.abandon_save`."""
+        if self._begun is None:
+            return
+        writing, path, manifest = self._begun
+        self._begun = None
+        writing.join()
+        self._engine.mesh.gather(None)  # nobody writes any more
+        if local_rank() == 0:
+            manifests.remove(path / manifest.root)  # an earlier save of the same step stays
 
 
 def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
@@ -97,9 +157,8 @@ def _own_files(engine: NativeEngine) -> dict[str, dict[str, torch.Tensor]]:
     return out
 
 
-def _manifest(
-    engine: NativeEngine, step: int, state: dict[str, Any], root: str, everyone: list[dict[str, Any]]
-) -> Manifest:
+def _manifest(engine: NativeEngine, step: int, state: dict[str, Any], root: str) -> Manifest:
+    """All but the files."""
     mesh, layout = engine.mesh, engine.layout
     tables = [layout.flat_table(p) for p in range(mesh.pp)]
     return Manifest(
@@ -110,7 +169,7 @@ def _manifest(
         config=engine.config,
         flat=[[list(entry) for entry in t.entries] for t in tables],
         shard=[-(-t.size // mesh.dp) for t in tables],
-        files={name: about for part in everyone for name, about in sorted(part.items())},
+        files={},
         state=state,
         shapes={s.name: list(s.shape) for s in layout.shape.specs},
         root=root,

@@ -140,6 +140,18 @@ class NxdEngine:
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
         persist.save(self, Path(folder), step, state)
+        if not self.saving.asynchronous:
+            persist.finish(self)
+
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        persist.save(self, Path(folder), step, state)
+
+    def end_save(self, wait: bool = True) -> int | None:
+        # the library does not tell when its thread is done
+        return persist.finish(self) if wait or not self.saving.asynchronous else None
+
+    def abandon_save(self) -> None:
+        persist.abandon(self)
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SaveOptions:
-    """How checkpoints are written; `pending` is the one that a background thread still writes."""
+    """How checkpoints are written; `pending` is the one that does not count yet."""
 
     form: Literal["pt", "xser"] = "pt"
     """One file a rank, or one a tensor, the data-parallel ranks sharing the work."""
@@ -36,7 +36,7 @@ class SaveOptions:
 
 
 def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> None:
-    """See `Engine.save`. A step that is whole already is left as it is."""
+    """See `Engine.begin_save`. A step that is whole already is left as it is."""
     json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
     finish(engine)
     everyone, path = engine.everyone, manifests.step_folder(folder, step)
@@ -71,15 +71,29 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
             "compute.volume_gb"
         ) from None
     engine.saving.pending = path, about
-    if not engine.saving.asynchronous:
-        _complete(engine)
 
 
-def finish(engine: NxdEngine) -> None:
-    """Wait for a checkpoint that is still being written, and make it count."""
-    if engine.saving.pending is not None:
+def finish(engine: NxdEngine) -> int | None:
+    """Wait for a checkpoint that is still being written, and make it count; gives its step."""
+    if engine.saving.pending is None:
+        return None
+    if engine.saving.asynchronous:
         finalize_checkpoint()
-        _complete(engine)
+    step: int = engine.saving.pending[1]["step"]
+    _complete(engine)
+    return step
+
+
+def abandon(engine: NxdEngine) -> None:
+    """See `Engine.abandon_save`."""
+    if engine.saving.pending is None:
+        return
+    if engine.saving.asynchronous:
+        finalize_checkpoint()
+    (path, _), engine.saving.pending = engine.saving.pending, None
+    engine.everyone.gather(None)  # nobody writes any more
+    if local_rank() == 0:
+        _remove(path)
 
 
 def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
