@@ -136,7 +136,8 @@ class Follower:
 
     def _read(self, back: float) -> Iterator[Line]:
         assert self._floor is not None
-        start = self._floor if back == inf else max(self._floor, self.order.newest - int(back * 1000))
+        newest = min(self.order.newest, int(time.time() * 1000))  # a host's clock may be ahead
+        start = self._floor if back == inf else max(self._floor, newest - int(back * 1000))
         for page in self.reading.new(start):
             now = time.monotonic()
             for line, key in page:

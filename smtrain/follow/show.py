@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from smtrain.errors import JobError
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Event, Follower, Told
 from smtrain.follow.progress import Progress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from smtrain.job.handle import Job
 
 Say = Callable[[str], None]
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "UnrecognizedClientException")
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,21 @@ class View:
     """Seconds between summary lines where there is no panel; None: 30 on AWS, none locally."""
     lines: bool = True
     """False: without a panel only status changes and summaries."""
+    keep: bool = True
+    """False: the panel gives way to one line when the job has ended."""
 
 
 def follow(job: Job, view: View, say: Say = print) -> bool:
     """Show a job until it has ended: True; False where Ctrl-C left it running."""
+    from botocore.exceptions import ClientError
+
     cursor = Cursor.path(job.target, job.name, view.host)
     follower = Follower(
         job.target, job.name, host=view.host, since=view.since, tail=view.tail, cursor=cursor, resume=view.resume
     )
     progress = Progress(job.name, job.target.name, job.target.region_name(), follower.patience)
     panel = view.panel if view.panel is not None else say is print and sys.stdout.isatty()
-    show = _panel(progress) if panel else nullcontext(_plain(progress, view, job.target.name, say))
+    show = _panel(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
     wanted = re.compile(view.grep) if view.grep else None
     try:
         with show as take, closing(follower.events()) as events:
@@ -67,16 +73,23 @@ def follow(job: Job, view: View, say: Say = print) -> bool:
     except KeyboardInterrupt:
         with _deaf():  # a second Ctrl-C must not cut this short
             follower.save()
-            say(
-                f"\nleft {job.name} running\n"
-                f"come back:  smtrain logs {job.name} --follow --resume --target {job.target.name}\n"
-                f"stop it:    smtrain stop {job.name} --target {job.target.name}"
-            )
+            say(f"\nleft {job.name} running\n{_ways(job)}")
         return False
+    except ClientError as error:
+        if error.response["Error"].get("Code") not in _EXPIRED:
+            raise
+        raise JobError(f"the AWS credentials have expired, the job goes on; log in again, then\n{_ways(job)}") from None
     now = datetime.datetime.now(datetime.timezone.utc)
-    if not panel:
+    if not (panel and view.keep):
         say(f"-- {job.name}: {progress.summary(now)}")
     return True
+
+
+def _ways(job: Job) -> str:
+    return (
+        f"come back:  smtrain logs {job.name} --follow --resume --target {job.target.name}\n"
+        f"stop it:    smtrain stop {job.name} --target {job.target.name}"
+    )
 
 
 def dump(job: Job, view: View, say: Say = print) -> None:
@@ -119,13 +132,13 @@ def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[E
 
 
 @contextmanager
-def _panel(progress: Progress) -> Iterator[Callable[[Event], None]]:
+def _panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
     from rich.console import Console
     from rich.live import Live
 
     from smtrain.follow.panel import LivePanel
 
-    with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=False):
+    with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep):
         yield lambda _: None
 
 

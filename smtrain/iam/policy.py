@@ -133,7 +133,7 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
         ),
         Statement("ReadResults", ("s3:GetObject",), tuple(dict.fromkeys(a.objects(uri) for uri in read))),
         *_listing(a, [*own, *read]),
-        Statement("ReadLogs", ("logs:DescribeLogStreams", "logs:GetLogEvents"), (a.logs, f"{a.logs}:*")),
+        Statement("ReadLogs", ("logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"), (a.logs, f"{a.logs}:*")),
     ]  # fmt: skip
     if images := _images(a, requests):
         out.append(Statement("CheckImage", ("ecr:BatchGetImage",), images))

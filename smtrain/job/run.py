@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +164,7 @@ def run(
 
 def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View) -> None:
     if on_line is None:
-        if not follow(job, view, say):
+        if not follow(job, replace(view, keep=False), say):
             say("the same call goes on with this stage and those after it")
             raise KeyboardInterrupt
     else:
