@@ -7,7 +7,7 @@ platform does with the role; the service authorization reference for what each a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,10 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     a = _Arns.of(config)
     read, written = _read(config, requests), _written(config, requests)
     out = [
-        Statement("ReadInputs", ("s3:GetObject",), tuple(a.objects(uri) for uri in read)),
-        Statement("WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(a.objects(u) for u in written)),
+        Statement("ReadInputs", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
+        Statement(
+            "WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(_shortest(map(a.objects, written)))
+        ),
         # A checkpoint that training deletes locally is deleted in S3 by the platform's sync.
         Statement("PruneCheckpoints", ("s3:DeleteObject",), (a.objects(checkpoint_uri(config)),)),
         *_listing(a, [*read, *written]),
@@ -103,9 +105,9 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
                 ("*",),
             ),
         ]  # fmt: skip
-    if config.output.kms_key:
+    if _keys(config):
         actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey")
-        out.append(Statement("UseKey", actions, (a.key(config.output.kms_key),)))
+        out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
     return out + _secrets(config, a)
 
 
@@ -121,6 +123,7 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     if config.compute.keep_alive:
         control.append("sagemaker:UpdateTrainingJob")  # releasing a warm pool
     quotas = ("servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas")
+    logs = ("logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents")
     role = str(config.compute.role)
     out = [
         Statement("RunJobs", tuple(sorted(control)), (jobs,)),
@@ -131,17 +134,19 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
         Statement(
             "Upload", ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"), tuple(a.objects(uri) for uri in own)
         ),
-        Statement("ReadResults", ("s3:GetObject",), tuple(dict.fromkeys(a.objects(uri) for uri in read))),
-        *_listing(a, [*own, *read]),
-        Statement("ReadLogs", ("logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"), (a.logs, f"{a.logs}:*")),
+        Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
+        *_listing(a, [*own, *read], bucket_too=True),
+        Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
     ]  # fmt: skip
     if images := _images(a, requests):
         out.append(Statement("CheckImage", ("ecr:BatchGetImage",), images))
-    if config.output.kms_key:
-        key = (a.key(config.output.kms_key),)
-        out.append(
-            Statement("UseKey", ("kms:CreateGrant", "kms:DescribeKey", "kms:Decrypt", "kms:GenerateDataKey"), key)
-        )
+    token = config.model.token
+    if token and token.ssm:
+        out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
+    elif token:
+        out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), _secrets(config, a)[0].resources))
+    actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey")
+    out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
     return out
 
 
@@ -168,8 +173,9 @@ def _written(config: JobConfig, requests: Requests) -> list[str]:
     return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *cached]))
 
 
-def _listing(a: _Arns, uris: list[str]) -> Iterator[Statement]:
-    """ListBucket, of each bucket below the prefixes only."""
+def _listing(a: _Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
+    """ListBucket, of each bucket below the prefixes only; with `bucket_too` also HeadBucket, which names no prefix."""
+    test = "StringLikeIfExists" if bucket_too else "StringLike"
     by_bucket: dict[str, set[str]] = {}
     for uri in uris:
         bucket, prefix = split_uri(uri)
@@ -177,8 +183,21 @@ def _listing(a: _Arns, uris: list[str]) -> Iterator[Statement]:
     for number, (bucket, prefixes) in enumerate(sorted(by_bucket.items())):
         yield Statement(
             f"List{number or ''}", ("s3:ListBucket",), (f"arn:{a.partition}:s3:::{bucket}",),
-            {"StringLike": {"s3:prefix": sorted(prefixes)}},
+            {test: {"s3:prefix": _shortest(prefixes)}},
         )  # fmt: skip
+
+
+def _shortest(patterns: Iterable[str]) -> list[str]:
+    """Patterns that end in a wildcard, without those that another one covers."""
+    found: list[str] = []
+    for pattern in sorted(set(patterns)):
+        if not found or not pattern.startswith(found[-1][:-1]):
+            found.append(pattern)
+    return found
+
+
+def _keys(config: JobConfig) -> list[str]:
+    return list(dict.fromkeys(filter(None, [config.output.kms_key, config.output.volume_kms_key])))
 
 
 def _images(a: _Arns, requests: Requests) -> tuple[str, ...]:
@@ -187,7 +206,17 @@ def _images(a: _Arns, requests: Requests) -> tuple[str, ...]:
 
 
 def _secrets(config: JobConfig, a: _Arns) -> list[Statement]:
-    return []
+    token = config.model.token
+    if token is None:
+        return []
+    if token.secret:
+        # Secrets Manager puts a hyphen and six characters of its own behind the name.
+        arn = f"arn:{a.partition}:secretsmanager:{a.region}:{a.account}:secret:{token.secret}-??????"
+        given = token.secret if token.secret.startswith("arn:") else arn
+        return [Statement("ReadToken", ("secretsmanager:GetSecretValue",), (given,))]
+    name = str(token.ssm)
+    arn = f"arn:{a.partition}:ssm:{a.region}:{a.account}:parameter/{name.lstrip('/')}"
+    return [Statement("ReadToken", ("ssm:GetParameter",), (name if name.startswith("arn:") else arn,))]
 
 
 @dataclass(frozen=True)
@@ -208,10 +237,12 @@ class _Arns:
     def objects(self, uri: str) -> str:
         return f"arn:{self.partition}:s3:::{uri.removeprefix('s3://')}*"
 
-    def key(self, key: str) -> str:
-        """A key's ARN from its ARN, id or alias; a key policy speaks of aliases by other means."""
-        if key.startswith("arn:"):
-            return key
-        if key.startswith("alias/"):
-            return f"arn:{self.partition}:kms:{self.region}:{self.account}:{key}"
-        return f"arn:{self.partition}:kms:{self.region}:{self.account}:key/{key}"
+    def key(self, sid: str, key: str, actions: tuple[str, ...]) -> Statement:
+        """Use of a key by its ARN, id or alias; IAM binds to an alias by a condition only."""
+        keys = f"arn:{self.partition}:kms:{self.region}:{self.account}:key/"
+        if "alias/" in key:
+            alias = key[key.index("alias/") :]
+            return Statement(
+                sid, actions, (f"{keys}*",), {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [alias]}}
+            )
+        return Statement(sid, actions, (key if key.startswith("arn:") else keys + key,))

@@ -1,0 +1,174 @@
+"""The policies allow what a run does on the wire, and nothing that it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+
+import smtrain
+from smtrain.iam import policies
+from smtrain.job.inputs import list_objects
+from tests.iam.wire import Call, allows, recorded
+
+ROLE = "arn:aws:iam::111122223333:role/training"
+# Actions that are no operation of the service, or an operation of another name.
+RENAMED = {"iam:PassRole": None, "s3:ListBucket": "ListObjectsV2"}
+SERVICES = {"servicequotas": "service-quotas"}
+# Granted though a run on the local control plane does not ask for it, and why.
+UNSEEN = {
+    "iam:PassRole": "checked by SageMaker when the job is created",
+    "sagemaker:AddTags": "checked by SageMaker when the job is created with tags",
+    "iam:SimulatePrincipalPolicy": "the local control plane does not simulate policies",
+    "ecr:BatchGetImage": "the local control plane runs jobs without an image",
+    "logs:DescribeLogStreams": "the last lines of a job that failed",
+    "logs:GetLogEvents": "the last lines of a job that failed",
+    "s3:AbortMultipartUpload": "only when an upload breaks off",
+    "servicequotas:ListAWSDefaultServiceQuotas": "only for quotas without an applied value",
+    "servicequotas:ListServiceQuotas": "only where the control plane keeps quotas",
+}
+
+
+@pytest.fixture
+def full(raw: dict[str, Any]) -> dict[str, Any]:
+    """Everything that adds a statement."""
+    return {
+        **raw, "target": "aws", "model": {"path": "hf://org/model@main", "token": {"secret": "team/hub"}},
+        "output": {"s3_uri": "s3://mine/smtrain", "kms_key": "alias/own"}, "checkpoint": {"s3_uri": "s3://other/ckpt"},
+        "data": {"path": "s3://corpus/text"},
+        "compute": {
+            "instance_type": "ml.trn1.32xlarge", "role": ROLE, "region": "us-west-2", "keep_alive": 600,
+            "processes_per_instance": 4, "instance_count": 1,
+        },
+        "network": {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"]},
+    }  # fmt: skip
+
+
+def statements(policy: dict[str, Any], action: str) -> list[dict[str, Any]]:
+    return [s for s in policy["Statement"] if action in s["Action"]]
+
+
+def test_every_action_is_one_that_botocore_knows(full: dict[str, Any]) -> None:
+    session = botocore.session.get_session()
+    made = policies(full)
+    parameter = policies({**full, "model": {"path": "hf://org/model", "token": {"ssm": "/hub"}}})
+    for policy in (made["caller"], made["role"], parameter["caller"], parameter["role"]):
+        for statement in policy["Statement"]:
+            for action in statement["Action"]:
+                service, _, operation = action.partition(":")
+                operation = RENAMED.get(action, operation)
+                if operation:
+                    model = session.get_service_model(SERVICES.get(service, service))
+                    assert operation in model.operation_names, action
+
+
+def test_the_role_may_touch_only_what_the_config_names(full: dict[str, Any]) -> None:
+    role = policies(full)["role"]
+    resources = {r for s in role["Statement"] for r in s["Resource"] if r != "*" and ":s3:" in r}
+    assert resources == {
+        "arn:aws:s3:::corpus/text*", "arn:aws:s3:::mine/smtrain/code/*", "arn:aws:s3:::mine/smtrain/configs/*",
+        "arn:aws:s3:::mine/smtrain/tiny/*", "arn:aws:s3:::other/ckpt/*",
+        "arn:aws:s3:::corpus", "arn:aws:s3:::mine", "arn:aws:s3:::other",
+    } | ({"arn:aws:s3:::mine/smtrain/neuron-cache/*"} & resources)  # fmt: skip
+    assert statements(role, "s3:DeleteObject")[0]["Resource"] == ["arn:aws:s3:::other/ckpt/*"]
+    assert statements(role, "secretsmanager:GetSecretValue")[0]["Resource"] == [
+        "arn:aws:secretsmanager:us-west-2:111122223333:secret:team/hub-??????"
+    ]
+    (key,) = statements(role, "kms:Decrypt")  # IAM does not bind to aliases but by this condition
+    assert key["Resource"] == ["arn:aws:kms:us-west-2:111122223333:key/*"]
+    assert key["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": ["alias/own"]}}
+    assert statements(role, "ec2:CreateNetworkInterface")
+    plain = policies({**full, "network": {}, "output": {"s3_uri": "s3://mine/smtrain"}})["role"]
+    assert not statements(plain, "ec2:CreateNetworkInterface")
+    assert not statements(plain, "kms:Decrypt")
+    wide = {a for s in role["Statement"] if s["Resource"] == ["*"] for a in s["Action"] if not a.startswith("ec2:")}
+    assert wide == {"cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"}
+
+
+def test_only_sagemaker_may_take_the_role(full: dict[str, Any]) -> None:
+    made = policies(full)
+    (trust,) = made["trust"]["Statement"]
+    assert trust["Principal"] == {"Service": "sagemaker.amazonaws.com"}
+    (passing,) = statements(made["caller"], "iam:PassRole")
+    assert passing["Resource"] == [ROLE]
+    assert passing["Condition"] == {"StringEquals": {"iam:PassedToService": ["sagemaker.amazonaws.com"]}}
+
+
+@pytest.mark.slow
+def test_a_run_uses_what_is_granted_and_nothing_else(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = {
+        "name": "granted", "model": {"path": trained_inputs["model"], "init": "scratch"},
+        "data": {"path": trained_inputs["text"]},
+        "train": {"steps": 1, "global_batch_size": 1, "seq_len": 32, "precision": "fp32"},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1, "max_run": "10m"},
+    }  # fmt: skip
+    with recorded() as calls:
+        assert smtrain.check(config).ok
+        prepared = smtrain.launch(config, stage="prepare", say=lambda _: None)
+        job = smtrain.launch(config, stage="train", say=lambda _: None)
+        assert job.loss
+        assert job.checkpoints
+        job.stop()
+        running = smtrain.launch(config, stage="export", wait=False, say=lambda _: None)
+        running.stop()
+        prepared.download(tmp_path / "data")
+        _status(job.name)
+    policy = policies(config)["caller"]["Statement"]
+    lacking = {(c.action, c.resource, c.prefix) for c in calls if not any(allows(s, c) for s in policy)}
+    assert {action for action, _, _ in lacking} <= {"sts:GetCallerIdentity"}, lacking  # needs no permission
+    seen = {call.action for call in calls}
+    assert {a for s in policy for a in s["Action"]} - seen <= set(UNSEEN)
+    for statement in policy:
+        assert set(statement["Action"]) & set(UNSEEN) or any(allows(statement, call) for call in calls), statement
+    _role_may_do_what_the_platform_does(config, job, prepared)
+
+
+def _status(name: str) -> None:
+    from smtrain.cli.call import call
+
+    with contextlib.suppress(SystemExit):
+        call("status", "smtrain.cli.status", [name, "--target", "local"])
+
+
+def _role_may_do_what_the_platform_does(config: dict[str, Any], job: smtrain.Job, prepared: smtrain.Job) -> None:
+    policy = policies(config)["role"]["Statement"]
+
+    def may(action: str, uri: str, prefix: str | None = None) -> bool:
+        return any(allows(s, Call(action, f"arn:aws:s3:::{uri.removeprefix('s3://')}", prefix)) for s in policy)
+
+    for request in (job.describe(), prepared.describe()):
+        for channel in request["InputDataConfig"]:
+            uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+            bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+            assert may("s3:ListBucket", bucket, prefix), uri
+            assert all(may("s3:GetObject", f"{bucket}/{item['Key']}") for item in list_objects(job.target, uri)), uri
+    written = [*list_objects(job.target, job.output), *list_objects(job.target, job.checkpoints[0])]
+    assert all(may("s3:PutObject", f"smtrain-local/{item['Key']}") for item in written)
+    checkpoint = job.checkpoints[0].removeprefix("s3://")
+    assert may("s3:DeleteObject", f"{checkpoint}manifest.json")
+    for uri in ("smtrain-local/smtrain/inputs/x", "smtrain-local/smtrain/code/x", "smtrain-local/other/x"):
+        assert not may("s3:PutObject", uri)
+        assert not may("s3:DeleteObject", uri)
+    assert not may("s3:ListBucket", "smtrain-local", "other/")
+    assert not may("s3:DeleteObject", job.output.removeprefix("s3://") + "x")
+
+
+def test_the_command_prints_one_policy_or_all(raw: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in raw.items()}))
+
+    def printed(*options: str) -> Any:
+        code = "from smtrain.cli import main; main()"
+        command = [sys.executable, "-c", code, "iam", "policy", str(tmp_path / "run.yaml"), *options]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    everything = printed()
+    assert set(everything) == {"caller", "role", "trust"}
+    assert printed("--role") == everything["role"]

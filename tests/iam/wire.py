@@ -1,0 +1,95 @@
+"""AWS calls as they leave this process, told as IAM sees them: action, resource, and the prefix of a listing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from botocore.httpsession import URLLib3Session
+
+ACCOUNT = "123456789012"
+_SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/aws4_request")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request."""
+
+    action: str
+    resource: str
+    prefix: str | None = None
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Every signed request of this process while it lasts."""
+    calls: list[Call] = []
+    send = URLLib3Session.send
+
+    def noting(self: Any, request: Any) -> Any:
+        calls.append(told(request))
+        return send(self, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(URLLib3Session, "send", noting)
+        yield calls
+
+
+def told(request: Any) -> Call:
+    signed = request.headers["Authorization"]
+    found = _SCOPE.search(signed.decode() if isinstance(signed, bytes) else signed)
+    assert found, signed
+    region, service = found.groups()
+    url = urlsplit(request.url)
+    query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
+    if service == "s3":
+        return _s3(request.method, unquote(url.path), query)
+    target = request.headers.get("X-Amz-Target")
+    body = request.body.decode() if isinstance(request.body, bytes) else str(request.body or "")
+    if target is None:
+        fields = {key: values[0] for key, values in parse_qs(body).items()}
+        role = f"arn:aws:iam::{ACCOUNT}:role/{fields.get('RoleName', '')}"
+        return Call(f"{service}:{fields['Action']}", role if service == "iam" else "*")
+    operation = (target.decode() if isinstance(target, bytes) else target).rpartition(".")[2]
+    named = re.search(r'"(?:TrainingJobName|logGroupName)"\s*:\s*"([^"]+)"|training-job/([\w-]+)"', body)
+    resource = "*"
+    if named and service == "sagemaker":
+        resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{(named[1] or named[2]).lower()}"
+    elif named:
+        resource = f"arn:aws:logs:{region}:{ACCOUNT}:log-group:{named[1]}"
+    return Call(f"{service}:{operation}", resource)
+
+
+def _s3(method: str, path: str, query: dict[str, str]) -> Call:
+    bucket, _, key = path.lstrip("/").partition("/")
+    if key:
+        action = {"GET": "GetObject", "HEAD": "GetObject", "DELETE": "DeleteObject"}.get(method, "PutObject")
+        return Call(f"s3:{action}", f"arn:aws:s3:::{bucket}/{key}")
+    return Call(
+        "s3:CreateBucket" if method == "PUT" else "s3:ListBucket", f"arn:aws:s3:::{bucket}", query.get("prefix")
+    )
+
+
+def allows(statement: dict[str, Any], call: Call) -> bool:
+    """Whether a statement of ours allows a call: wildcards, and conditions on the prefix of a listing."""
+    if call.action not in statement["Action"] or not any(_like(p, call.resource) for p in statement["Resource"]):
+        return False
+    for test, keys in statement.get("Condition", {}).items():
+        for key, patterns in keys.items():
+            if key != "s3:prefix":
+                return False
+            if call.prefix is None:
+                if not test.endswith("IfExists"):
+                    return False
+            elif not any(_like(pattern, call.prefix) for pattern in patterns):
+                return False
+    return True
+
+
+def _like(pattern: str, text: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text) is not None
