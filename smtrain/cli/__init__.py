@@ -24,6 +24,7 @@ COMMANDS = {
     "convert": ("smtrain.cli.convert", "Convert weights of any kind to NxD shards, a Hugging Face folder or our own."),
     "checkpoint": ("smtrain.cli.checkpoint", "`inspect`, `diff` or `verify` checkpoints of any kind."),
     "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),
+    "data": ("smtrain.cli.data", "`prepare`, `merge`, `split`, `inspect`, `export` or `import` tokens."),
     "demo": ("smtrain.cli.demo", "From this machine's Python sources to a trained model that writes text."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),

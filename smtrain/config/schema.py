@@ -48,7 +48,7 @@ class Data(Section):
     """Instead of `path`: several sources, mixed by weight."""
     prepared: str | None = None
     """s3:// URI of a dataset that `prepare` wrote earlier; the prepare stage is then skipped."""
-    format: Literal["auto", "jsonl", "parquet", "arrow", "text"] = "auto"
+    format: Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron"] = "auto"
     """How to read the files; `auto` goes by their names."""
     text_column: str = "text"
     """The field (jsonl) or column (parquet, arrow) that holds the text."""

@@ -91,19 +91,9 @@ class IndexedWriter:
         self._bin.flush()
         os.fsync(self._bin.fileno())
         self._bin.close()
-        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths]).astype("<i4")
-        offsets = np.zeros(len(lengths), "<i8")
-        np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
-        offsets *= self.dtype.itemsize
-        starts = np.concatenate(self._starts).astype("<i8")
-        with self._idx_path.open("wb") as idx:
-            idx.write(_HEADER.pack(MAGIC, 1, _CODES[self.dtype], len(lengths), len(starts)))
-            for column in (lengths, offsets, starts):
-                idx.write(column.data)
-            if self._modes:
-                idx.write(np.concatenate(self._modes).data)
-            idx.flush()
-            os.fsync(idx.fileno())
+        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
+        modes = np.concatenate(self._modes) if self._modes else None
+        write_index(self._idx_path, self.dtype, lengths, np.concatenate(self._starts), modes)
 
     def __enter__(self) -> IndexedWriter:
         return self
@@ -115,6 +105,24 @@ class IndexedWriter:
             self.close()
         else:
             self._bin.close()
+
+
+def write_index(
+    idx_path: Path, dtype: DTypeLike, lengths: NDArray[Any], document_index: NDArray[Any], modes: NDArray[Any] | None
+) -> None:
+    """Write a whole index: lengths in tokens [n], document index [d] as described above, modes [n] or None."""
+    kind = np.dtype(dtype).newbyteorder("<")
+    offsets = np.zeros(len(lengths), "<i8")
+    np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
+    offsets *= kind.itemsize
+    with idx_path.open("wb") as idx:
+        idx.write(_HEADER.pack(MAGIC, 1, _CODES[kind], len(lengths), len(document_index)))
+        for column in (lengths.astype("<i4"), offsets, document_index.astype("<i8")):
+            idx.write(column.data)
+        if modes is not None:
+            idx.write(modes.astype("i1").data)
+        idx.flush()
+        os.fsync(idx.fileno())
 
 
 def index_of_documents(lengths: Path, idx_path: Path, dtype: DTypeLike) -> int:

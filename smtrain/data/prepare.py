@@ -233,6 +233,11 @@ def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
     task: list[Block] = []
     size = 0
     for block in found:
+        if isinstance(block.payload, reading.Tokens):
+            yield from ([task] if task else [])
+            task, size = [], 0
+            yield [block]
+            continue
         task.append(block)
         size += block.payload.nbytes if hasattr(block.payload, "nbytes") else len(block.payload)
         if size >= reading.BLOCK_BYTES // 2:
@@ -243,6 +248,8 @@ def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
 
 
 def _tokenize(task: list[Block], how: _How, chosen: Encoder) -> list[Piece]:
+    if isinstance(task[0].payload, reading.Tokens):
+        return [_as_it_is(task[0], task[0].payload, how)]
     read = [reading.read_block(block, how.text_column, how.separator) for block in task]
     cleaned = [how.cleaning.apply(found.texts) for found in read]
     texts = pa.concat_arrays([found for found, _ in cleaned]) if len(task) > 1 else cleaned[0][0]
@@ -261,6 +268,16 @@ def _tokenize(task: list[Block], how: _How, chosen: Encoder) -> list[Piece]:
         )  # fmt: skip
         at, text_at = at + size, text_at + len(kept)
     return pieces
+
+
+def _as_it_is(block: Block, tokens: reading.Tokens, how: _How) -> Piece:
+    if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < how.facts.vocab_size:
+        raise DataError(
+            f"{block.file.path} has ids up to {tokens.ids.max()} and the tokenizer {how.facts.vocab_size} tokens; "
+            "give the tokenizer that made them."
+        )
+    ids, lengths = tokens.ids.astype(how.facts.dtype), tokens.lengths.astype(np.int32)
+    return Piece(block.without_payload(), ids, lengths, [], len(lengths))
 
 
 def cores() -> int:

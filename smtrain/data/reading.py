@@ -1,4 +1,5 @@
-"""Documents out of files: JSON lines and plain text (also gzipped or zstd), Parquet, Arrow as `datasets` saves it.
+"""Documents out of files: JSON lines and plain text (also gzipped or zstd), Parquet, Arrow as `datasets` saves it, and
+Megatron pairs, which are tokens already.
 
 A file is read from its beginning to its end in blocks of a few MiB, each cut between documents, and a block yields
 documents and faults. Where the cuts fall depends on the file alone, so what comes out is the same whatever the number
@@ -10,11 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from smtrain.data.indexed import IndexedDataset
 from smtrain.data.sources import SourceFile, _first_line
 from smtrain.errors import DataError
 
@@ -37,6 +41,18 @@ class Block:
 
     def without_payload(self) -> Block:
         return replace(self, payload=None)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Documents that are tokens already: ids end to end, and a length per document."""
+
+    ids: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,8 @@ def blocks(file: SourceFile, text_column: str = "text", separator: str | None = 
             yield from _parquet_blocks(file, text_column)
         elif file.kind == "arrow":
             yield from _arrow_blocks(file, text_column)
+        elif file.kind == "megatron":
+            yield from _megatron_blocks(file)
         elif file.kind == "text" and separator is None:
             yield from _whole_text(file)
         else:
@@ -156,6 +174,22 @@ def _arrow_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
             at = raw.tell()
             yield Block(file, max(at - told, 0), first, batch.column(reader.schema.names.index(text_column)))
             told, first = max(at, told), False
+
+
+def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
+    if "://" in file.path:
+        raise DataError(f"{file.path} is read by its pages, which takes a file here; download the pair first.")
+    data = IndexedDataset(Path(file.path).with_suffix(""))
+    tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
+    bounds = tokens[np.asarray(data.document_index)]
+    first = 0
+    while first < len(bounds) - 1:
+        wanted = bounds[first] + BLOCK_BYTES // data.dtype.itemsize
+        last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
+        share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
+        ids = np.asarray(data.tokens[bounds[first] : bounds[last]])
+        yield Block(file, share, first == 0, Tokens(ids, np.diff(bounds[first : last + 1])))
+        first = last
 
 
 def _check_column(file: SourceFile, names: list[str], text_column: str) -> None:

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from smtrain.errors import DataError
 
-Format = Literal["auto", "jsonl", "parquet", "arrow", "text"]
+Format = Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron"]
 
 HUB = "hf://"
 _SUFFIXES: dict[str, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.zstd"),
     "parquet": (".parquet",),
     "arrow": (".arrow",),
+    "megatron": (".idx",),
     "text": (".txt", ".txt.gz", ".txt.zst", ".txt.zstd"),
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}

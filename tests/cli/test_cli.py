@@ -58,6 +58,7 @@ SURFACE = {
         *("--dtype", "--max-shard-size", "--config"),
     },
     "checkpoint": {"inspect", "diff", "verify"},
+    "data": {"prepare", "merge", "split", "inspect", "export", "import"},
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--set", "--again"},
     "config": {"schema", "show"},

@@ -1,0 +1,128 @@
+"""`smtrain data prepare|merge|split|inspect|export|import`."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.errors import ConfigError
+
+app = options.app()
+DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
+Out = Annotated[str, typer.Argument(metavar="OUT", help="What to write.", show_default=False)]
+Model = Annotated[str, typer.Option("--model", help="Folder with the model's tokenizer.", show_default=False)]
+SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequence.")]
+
+
+@app.command()
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3:// or hf://.")],
+    output: Out,
+    model: Model,
+    seq_len: SeqLen = 4096,
+    form: Annotated[str, typer.Option("--format", help="auto, jsonl, parquet, arrow, text or megatron.")] = "auto",
+    text_column: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
+    separator: Annotated[Optional[str], typer.Option(help="Between documents of plain text.")] = None,  # noqa: UP045
+    unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
+    strip_control: Annotated[bool, typer.Option("--strip-control", help="Remove control characters.")] = False,
+    min_characters: Annotated[int, typer.Option(min=0, help="Leave out shorter documents.")] = 0,
+    deduplicate: Annotated[bool, typer.Option("--deduplicate", help="Leave out exact duplicates.")] = False,
+    max_bad: Annotated[int, typer.Option(min=0, help="Unreadable records to skip before giving up.")] = 0,
+    workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
+    no_eod: Annotated[bool, typer.Option("--no-eod", help="No end-of-document token.")] = False,
+) -> None:
+    """Tokenize text; run it again after an interruption and it goes on where it was."""
+    if unicode not in ("none", "nfc", "nfkc"):
+        raise ConfigError([f"--unicode {unicode}: must be none, nfc or nfkc"])
+    cleaning = _module("cleaning").Cleaning(unicode, strip_control, min_characters, deduplicate)
+    made = _module("prepare").prepare(
+        inputs, Path(output), Path(model), seq_len=seq_len, text_column=text_column, format=form,
+        separator=separator.encode().decode("unicode_escape") if separator else None, cleaning=cleaning,
+        workers=workers, max_bad=max_bad, append_eod=not no_eod,
+    )  # fmt: skip
+    print(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+    print(f"tokenized by {made.tokenized_by}")
+    for reason, count in made.dropped.items():
+        print(f"left out: {count:,} {reason}")
+    for line in made.bad_lines:
+        print(f"skipped: {line}")
+
+
+@app.command()
+def merge(
+    datasets: Annotated[list[str], typer.Argument(metavar="DATASET...", help=DATASET)],
+    output: Annotated[str, typer.Argument(metavar="PREFIX", help="Of the pair to write.")],
+) -> None:
+    """Append datasets to one another."""
+    prefixes = [prefix for name in datasets for prefix in _module("exchange").prefixes(Path(name))]
+    print(f"{output}: {_module('indexes').merge(prefixes, Path(output)):,} documents")
+
+
+@app.command()
+def split(
+    dataset: Dataset,
+    output: Annotated[str, typer.Argument(metavar="PREFIX", help="Of PREFIX_0, PREFIX_1...")],
+    shares: Annotated[list[float], typer.Argument(metavar="SHARE...", help="Of the tokens, e.g. 98 1 1.")],
+) -> None:
+    """Cut a dataset between documents, in order."""
+    found = _module("exchange").prefixes(Path(dataset))
+    if len(found) != 1:
+        raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
+    for made in _module("indexes").split(found[0], Path(output), shares):
+        print(made)
+
+
+@app.command()
+def inspect(
+    dataset: Dataset,
+    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to show text.")] = None,  # noqa: UP045
+    png: Annotated[Optional[str], typer.Option(help="Draw frequency by rank into this file.")] = None,  # noqa: UP045
+    as_json: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
+) -> None:
+    """Say what a dataset holds: counts, how often tokens come, and how its beginning reads."""
+    from smtrain.report.sparkline import sparkline
+
+    about = _module("about").inspect(Path(dataset), Path(model) if model else None)
+    if png:
+        _module("about").save_picture(about, Path(png), dataset)
+    if as_json:
+        print(json.dumps(about.facts, indent=2))
+        return
+    for key, value in about.facts.items():
+        print(f"{key:16} {value:,}" if type(value) is int else f"{key:16} {value}")
+    print(f"\noccurrences by rank, both logarithmic\n{sparkline(_module('about').ranks(about.counts))}\n")
+    widest = about.top[0][2] if about.top else 1.0
+    for number, text, share in about.top:
+        name = f"{number}" if text is None else f"{number} {text!r}"
+        print(f"{name:>24} {share:7.2%} {'█' * max(1, round(30 * share / widest))}")
+    if about.sample is not None:
+        print(f"\nbegins: {about.sample!r}")
+
+
+@app.command()
+def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
+    """Write blocks of input_ids, attention_mask and labels that `datasets.load_from_disk` opens."""
+    print(f"{output}: {_module('exchange').export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
+
+
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Megatron PREFIX, or Arrow/Parquet with input_ids.")],
+    output: Out,
+    model: Model,
+    seq_len: SeqLen = 4096,
+) -> None:
+    """Make a prepared dataset of tokens that others wrote."""
+    made = _module("exchange").import_tokens(Path(source), Path(output), Path(model), seq_len)
+    print(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+
+
+def _module(name: str) -> Any:
+    # by name: the command line belongs to the client half, which does without numpy, and this command alone needs it
+    return import_module(f"smtrain.data.{name}")

@@ -1,0 +1,166 @@
+"""Datasets of others: Arrow blocks as the public SageMaker samples make them, and Megatron pairs, in and out.
+
+A sample's block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and labels (the same ids), in a
+folder that `datasets.load_from_disk` opens. Arrow's own files, written with pyarrow alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from smtrain.data.indexed import IndexedDataset, write_index
+from smtrain.data.manifest import NAME, PREFIX, Manifest
+from smtrain.data.sources import SourceFile, find_files
+from smtrain.data.tally import fingerprint
+from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
+from smtrain.errors import DataError
+
+_ROWS_PER_BATCH = 256
+_FILE_BYTES = 500_000_000
+_COLUMNS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int64()}
+
+
+def prefixes(path: Path) -> list[Path]:
+    """The indexed datasets that a path means: those of a prepared folder, or the one whose prefix it is."""
+    if path.is_dir():
+        return [path / part["prefix"] for part in Manifest.load(path).parts]
+    return [path.with_suffix("") if path.suffix in (".bin", ".idx") else path]
+
+
+def export_blocks(source: Path, output: Path, seq_len: int) -> int:
+    """Write a dataset as blocks of `seq_len` tokens into the new folder `output`; returns how many.
+
+    What is left at the end is no block. Raises DataError where `output` is there already or there is not one block.
+    """
+    if output.exists():
+        raise DataError(f"{output} is there already; give a new folder.")
+    parts = [IndexedDataset(prefix) for prefix in prefixes(source)]
+    counts = [len(part.tokens) // seq_len for part in parts]
+    if not sum(counts):
+        raise DataError(f"{source} holds fewer than {seq_len} tokens; lower --seq-len.")
+    partial = output.with_name(f".{output.name}.partial")
+    partial.mkdir(parents=True)
+    batches = (
+        np.asarray(part.tokens[at * seq_len : min(at + _ROWS_PER_BATCH, count) * seq_len])
+        for part, count in zip(parts, counts, strict=True)
+        for at in range(0, count, _ROWS_PER_BATCH)
+    )
+    names = _write_arrow(partial, batches, seq_len)
+    feature = {"_type": "List", "length": -1}
+    features = {name: {"feature": {"dtype": str(kind), "_type": "Value"}, **feature} for name, kind in _COLUMNS.items()}
+    (partial / "dataset_info.json").write_text(json.dumps({"features": features}))
+    state: dict[str, Any] = dict.fromkeys(("_format_columns", "_format_type", "_split"))
+    state |= {"_format_kwargs": {}, "_output_all_columns": False}
+    state["_data_files"] = [{"filename": name} for name in names]
+    state["_fingerprint"] = fingerprint(partial / names[0])["sha256"][:16]
+    (partial / "state.json").write_text(json.dumps(state))
+    partial.rename(output)
+    return sum(counts)
+
+
+def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) -> list[str]:
+    schema = pa.schema([(name, pa.list_(kind)) for name, kind in _COLUMNS.items()])
+    names: list[str] = []
+    writer: Any = None
+    written = 0
+    for tokens in batches:
+        if writer is None or written > _FILE_BYTES:
+            if writer is not None:
+                writer.close()
+            names.append(f"data-{len(names):05}.arrow")
+            writer, written = pa.ipc.new_stream(str(folder / names[-1]), schema), 0
+        offsets = pa.array(np.arange(0, len(tokens) + 1, seq_len, dtype=np.int32))
+        columns = (tokens, np.ones(len(tokens), np.int8), tokens)
+        batch = pa.record_batch(
+            [
+                pa.ListArray.from_arrays(offsets, pa.array(values.astype(kind.to_pandas_dtype())))
+                for values, kind in zip(columns, _COLUMNS.values(), strict=True)
+            ],
+            schema=schema,
+        )
+        writer.write_batch(batch)
+        written += batch.nbytes
+    writer.close()
+    return names
+
+
+def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int) -> Manifest:
+    """Make a prepared dataset of a Megatron pair (its prefix) or of Arrow or Parquet rows with a column input_ids.
+
+    Raises DataError where ids are beyond the tokenizer's vocabulary, or there is not one sample of `seq_len` + 1.
+    """
+    facts = tokenizer_facts(tokenizer)
+    if (output / NAME).exists():
+        raise DataError(f"{output} holds a dataset already; give a new folder.")
+    output.mkdir(parents=True, exist_ok=True)
+    bin_path, idx_path = output / f"{PREFIX}.bin", output / f"{PREFIX}.idx"
+    prefix = prefixes(source)[0] if not source.is_dir() else source
+    if prefix.with_name(prefix.name + ".idx").is_file():
+        lengths, documents = _copy_pair(IndexedDataset(prefix), bin_path, facts)
+        rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
+    else:
+        files = [file for file in find_files(source) if file.kind in ("arrow", "parquet")]
+        lengths = _copy_rows(files, bin_path, facts)
+        documents = np.arange(len(lengths) + 1, dtype=np.int64)
+        rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
+    write_index(idx_path, facts.dtype, lengths, documents, None)
+    data = IndexedDataset(output / PREFIX)
+    total = len(data.tokens)
+    if total < seq_len + 1:
+        raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
+    ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][np.diff(data.document_index) > 0] - 1] - 1
+    manifest = Manifest(
+        vocab_size=facts.vocab_size, model_vocab_size=facts.model_vocab_size, tokenizer_sha256=facts.sha256,
+        eos_id=facts.eos_id, append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),
+        seq_len=seq_len, dtype=facts.dtype.name, documents=len(documents) - 1, tokens=total,
+        samples=(total - 1) // seq_len, text_column="", sources=rows,
+        files={path.name: fingerprint(path) for path in (bin_path, idx_path)},
+        bad_line_count=0, bad_lines=[], tokenized_by="imported",
+    )  # fmt: skip
+    whole = {"prefix": PREFIX, "documents": manifest.documents, "tokens": total, "samples": manifest.samples}
+    manifest = replace(manifest, parts=[whole])
+    manifest.save(output)
+    return manifest
+
+
+def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], NDArray[Any]]:
+    with target.open("wb") as out:
+        for at in range(0, len(data.tokens), 1 << 22):
+            tokens = np.asarray(data.tokens[at : at + (1 << 22)])
+            _check_ids(data.bin_path, tokens, facts)
+            out.write(np.ascontiguousarray(tokens, facts.dtype).data)
+    return np.asarray(data.lengths), np.asarray(data.document_index)
+
+
+def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> NDArray[Any]:
+    from smtrain.data.reading import blocks
+
+    lengths: list[NDArray[Any]] = [np.zeros(0, np.int64)]
+    with target.open("wb") as out:
+        for file in files:
+            for block in blocks(file, "input_ids"):
+                kind = block.payload.type
+                if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+                    raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids.")
+                tokens = block.payload.flatten().to_numpy(zero_copy_only=False)
+                _check_ids(Path(file.path), tokens, facts)
+                out.write(np.ascontiguousarray(tokens, facts.dtype).data)
+                lengths.append(pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False))
+    found = np.concatenate(lengths)
+    return found[found > 0]
+
+
+def _check_ids(path: Path, tokens: NDArray[Any], facts: TokenizerFacts) -> None:
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < facts.vocab_size:
+        raise DataError(
+            f"{path} has ids up to {int(tokens.max())} and the tokenizer {facts.vocab_size} tokens; "
+            "give the tokenizer that made them."
+        )
