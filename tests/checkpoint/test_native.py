@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest
+from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import (
@@ -244,3 +245,41 @@ def test_pruning_keeps_the_newest_whole_ones(
 def test_keeping_none_is_no_pruning(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep = 0"):
         manifest.prune(tmp_path, 0)
+
+
+@settings(files_are_slow, max_examples=6)
+@given(configs(), meshes, st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 2)), st.sampled_from(["fp32", "bf16"]))
+def test_a_checkpoint_in_another_cut_keeps_its_state(
+    tmp_path_factory: Any, config: dict[str, Any], old: tuple[int, int, int], new: tuple[int, int], precision: str
+) -> None:
+    shape = ModelShape.from_config(config)
+    assume(not shape.mesh_faults(old[0], old[1]) and not shape.mesh_faults(*new))
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write(manifest.step_folder(folder / "old", 7), config, *old, precision, step=7)
+    for dtype in (None, "bf16", "fp32"):
+        target = folder / str(dtype)
+        convert(folder / "old", target, to="native", tp=new[0], pp=new[1], dtype=dtype)
+        found = manifest.newest_whole(target)
+        assert found == manifest.step_folder(target, 7)
+        manifest.verify(found)
+        was, now = StateReader(folder / "old" / "step_00000007"), StateReader(found)
+        assert (now.manifest.optimizer_steps, now.manifest.state) == (7, {"step": 7})
+        assert now.manifest.precision == (dtype or precision)
+        whole = Layout(shape)
+        for spec in shape.specs:
+            for kind in KINDS:
+                assert torch.equal(now.read(kind, spec.name, whole, 0), was.read(kind, spec.name, whole, 0))
+            trained = was.read("master", spec.name, whole, 0)
+            weights = NativeSource(found).read(spec.name)
+            assert torch.equal(weights, trained.to(weights.dtype))
+
+
+def test_a_damaged_state_is_not_converted(tmp_path: Path) -> None:
+    write(manifest.step_folder(tmp_path / "old", 7), LLAMA, 2)
+    path = tmp_path / "old" / "step_00000007" / optimizer_file(0, 1, 0)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="differs from its sha256"):
+        convert(tmp_path / "old", tmp_path / "new", to="native", tp=1)
+    assert not (tmp_path / "new").exists()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest
+from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.native import KINDS, NativeSource, StateReader, model_file
 from smtrain.model.families import ModelShape
@@ -105,6 +106,8 @@ def test_any_mesh_goes_on_from_any_other(four: World, solo: World, tmp_path: Pat
     going = four.run(cases.train_and_save, config, mesh("221"), tmp_path, 3, 7)[0]
     checkpoint = tmp_path / "step_00000003"
     before = whole_state(checkpoint)
+    convert(checkpoint, tmp_path / "cut", to="native", tp=4, pp=1)
+    checkpoint = tmp_path / "cut" / "step_00000003"
     for world, text in ((four, "122"), (four, "212"), (four, "411 sp"), (four, "114"), (solo, "111")):
         _, resumed = world.run(cases.resume, config, mesh(text), checkpoint, 3, 7)[0]
         np.testing.assert_allclose([r[0] for r in resumed], [r[0] for r in going], rtol=1e-5, err_msg=text)
