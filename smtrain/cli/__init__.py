@@ -14,6 +14,7 @@ COMMANDS = {
         "smtrain.cli.check",
         "Find every fault before it is paid for: quotas, role, buckets, image, data, limits.",
     ),
+    "iam": ("smtrain.cli.iam", "`policy CONFIG` prints the least that caller and execution role must be allowed."),
     "run": ("smtrain.cli.run", "Take a config through all its stages: prepare, convert, train, export, generate."),
     "launch": ("smtrain.cli.launch", "Start one stage of a config."),
     "list": ("smtrain.cli.list_jobs", "List jobs, newest first."),

@@ -23,6 +23,7 @@ class TargetOption(str, Enum):
 class StageOption(str, Enum):
     """The stages of a run."""
 
+    fetch = "fetch"
     prepare = "prepare"
     convert = "convert"
     train = "train"

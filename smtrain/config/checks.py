@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.config.schema import JobConfig
+from smtrain.config.secrets import is_secret
 
 Fault = tuple[set[str], str]
-# What tokens of well-known services look like: Hugging Face, AWS, GitHub, OpenAI, Weights & Biases, Slack.
-_TOKEN = re.compile(
-    r"hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
-    r"|sk-[\w-]{20,}|xox[abp]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-)
-_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|API_?KEY|ACCESS_KEY)($|_)", re.IGNORECASE)
+HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+"""A model of the Hugging Face hub: its id, and a revision."""
 
 
 def combination_faults(config: JobConfig) -> Iterator[Fault]:
@@ -128,6 +125,22 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if compute.spot and compute.keep_alive:
         yield {"compute.spot", "compute.keep_alive"}, "compute.keep_alive: warm pools cannot be spot; set one of both"
 
+    token = config.model.token
+    if token and (token.secret is None) == (token.ssm is None):
+        yield {"model.token"}, "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"
+    if token and not config.model.path.startswith("hf://"):
+        yield {"model.token", "model.path"}, "model.token: has a meaning only with a model.path of hf://"
+    if config.network.isolation and config.model.path.startswith("hf://"):
+        yield (
+            {"network.isolation", "model.path"},
+            "network.isolation: keeps the fetch stage from the hub; fetch the model once without it, and give its s3://",
+        )
+    if compute.spot and not config.checkpoint.resume:
+        yield (
+            {"compute.spot", "checkpoint.resume"},
+            "compute.spot: needs checkpoint.resume, or every interruption begins the run anew; set one of both",
+        )
+
     cache = " ".join(compute.environment.get(name, "") for name in ("NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"))
     if "/opt/ml/checkpoints" in cache:
         yield (
@@ -201,12 +214,11 @@ def _engine_faults(config: JobConfig) -> Iterator[Fault]:
 def secret_faults(config: JobConfig) -> Iterator[Fault]:
     """Secrets written out: whoever may describe the job could read them. The value is never repeated."""
     for key, value in _texts(config.model_dump(mode="json")):
-        named = key.startswith("compute.environment.") and _SECRET_NAME.search(key.rpartition(".")[2])
-        if value and (named or _TOKEN.search(value)):
+        if is_secret(value, key.rpartition(".")[2] if key.startswith("compute.environment.") else ""):
             yield (
                 {key},
-                f"{key}: looks like a secret, which anyone who may describe the job could read; "
-                "keep it in Secrets Manager and let the job read it with its role",
+                f"{key}: looks like a secret, which anyone who may describe the job could read; keep it in Secrets "
+                "Manager and let the job read it with its role (a Hugging Face token: model.token)",
             )
 
 
@@ -224,8 +236,11 @@ def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
 def model_faults(config: JobConfig) -> Iterator[Fault]:
     """What the model's own config.json shows, where it can be read without a network."""
     if "://" in config.model.path:
-        if not config.model.path.startswith(("s3://", "demo://")):
-            yield {"model.path"}, f"model.path: {config.model.path} is neither a folder, s3:// nor demo://"
+        if config.model.path.startswith("hf://"):
+            if not HUB.fullmatch(config.model.path):
+                yield {"model.path"}, f"model.path: {config.model.path} must look like hf://organization/model@revision"
+        elif not config.model.path.startswith(("s3://", "demo://")):
+            yield {"model.path"}, f"model.path: {config.model.path} is neither a folder, s3://, hf:// nor demo://"
         return
     folder = Path(config.model.path)
     if not folder.is_dir():

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from smtrain.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.config.schema import JobConfig
+from smtrain.config.secrets import hide
 from smtrain.errors import ConfigError
 
 Source = JobConfig | Mapping[str, Any] | str | Path
@@ -49,7 +50,7 @@ def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sec
         faults += [text for _, text in secret_faults(config)]
         faults += [text for keys, text in model_faults(config) if not removed & keys]
     if faults or config is None:
-        raise ConfigError(faults)
+        raise ConfigError([hide(fault) for fault in faults])
     return config
 
 

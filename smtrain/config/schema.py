@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from smtrain.config.units import Seconds
 from smtrain.facts import instance
 
-Stage = Literal["prepare", "convert", "train", "export", "generate"]
-STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate")
+Stage = Literal["fetch", "prepare", "convert", "train", "export", "generate"]
+STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "train", "export", "generate")
 
 
 class Section(BaseModel):
@@ -21,11 +21,25 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Secret(Section):
+    """A secret by its name; the container reads it with the job's role, and it is in no request, log or file."""
+
+    secret: str | None = None
+    """Name or ARN in Secrets Manager."""
+    ssm: str | None = None
+    """Name or ARN of an SSM parameter."""
+    key: str | None = None
+    """The field to take where the secret is a JSON object."""
+
+
 class Model(Section):
     """The model that training starts from."""
 
     path: str
-    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., or demo://tiny-llama."""
+    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
+    or demo://tiny-llama."""
+    token: Secret | None = None
+    """The Hugging Face token that a gated or private hf:// model needs."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
 
@@ -289,9 +303,10 @@ class JobConfig(Section):
         """
         full = self.model_dump(mode="json")
         keys: dict[Stage, list[str]] = {
+            "fetch": ["model.path", "model.token"],
             "prepare": ["model.path", "data", "train.seq_len"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
-            "train": ["name", "model", "data.sources", "parallel", "train", "checkpoint"],
+            "train": ["name", "model.path", "model.init", "data.sources", "parallel", "train", "checkpoint"],
             "export": ["model.path"],
             "generate": ["model.path", "generate"],
         }

@@ -38,8 +38,10 @@ class StagePlan:
 
 
 def stages_of(config: JobConfig) -> list[Stage]:
-    """The stages a run of this config has: text that is prepared already, and a random start, skip one each."""
+    """The stages a run of this config has: a model that is no hub's, prepared text and a random start skip one each."""
     skipped: set[str] = set()
+    if not config.model.path.startswith("hf://"):
+        skipped.add("fetch")
     if config.data.prepared:
         skipped.add("prepare")
     if config.model.init == "scratch":
@@ -118,8 +120,14 @@ class Chain:
         return next((job for job in jobs if job.known_running), None)
 
     def _inputs(self, stage: Stage) -> dict[str, str]:
+        if stage == "fetch":
+            if not self.config.model.path.startswith("hf://"):
+                raise ConfigError([f"model.path: {self.config.model.path} is not of a hub; there is nothing to fetch"])
+            return {}
+        found = self.config.model.path
+        found = self._needs(stage, "fetch") if found.startswith("hf://") else found
         # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
-        model = f"{self.config.model.path.rstrip('/')}/"
+        model = f"{found.rstrip('/')}/"
         if stage == "prepare":
             sources = self.config.data.all_sources
             if not sources:

@@ -68,13 +68,14 @@ class Target:
         """The bucket used when the config names none: SageMaker's own default on AWS."""
         if self.name == "local":
             return str(_local().BUCKET)
-        return f"sagemaker-{self.region_name()}-{self._account()}"
+        return f"sagemaker-{self.region_name()}-{self.account()}"
 
     def default_role(self) -> str | None:
         """The role used when the config names none; only the local control plane has one."""
         return str(_local().ROLE) if self.name == "local" else None
 
-    def _account(self) -> str:
+    def account(self) -> str:
+        """The AWS account, as STS tells it. Raises `JobError` where it does not."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

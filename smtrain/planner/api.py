@@ -240,7 +240,7 @@ def shape_of(config: JobConfig) -> ModelShape:
 
         if config.model.path == demo.MODEL:
             return ModelShape.from_config(demo.described())
-    shape = named_shape(config.model.path)
+    shape = named_shape(config.model.path.partition("@")[0])
     if shape is None:
         raise ConfigError(
             [

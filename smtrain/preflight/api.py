@@ -12,7 +12,7 @@ from smtrain.errors import ConfigError, JobError
 from smtrain.job.inputs import Say
 from smtrain.job.stages import Chain, stages_of
 from smtrain.job.target import TargetName, target_of
-from smtrain.preflight import cost, dataset, image, limits, quotas, resume, role, storage
+from smtrain.preflight import cost, dataset, image, limits, quotas, resume, role, storage, token
 from smtrain.preflight.context import Check, Context, Unread
 from smtrain.preflight.findings import Finding, Report
 
@@ -22,6 +22,7 @@ CHECKS: dict[str, Check] = {
     "role": role.role,
     "permissions": role.permissions,
     "buckets": storage.buckets,
+    "token": token.token,
     "quotas": quotas.quotas,
     "image": image.image,
     "model": dataset.model,

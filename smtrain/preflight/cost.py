@@ -81,6 +81,14 @@ def spot(context: Context) -> Iterator[Finding]:
     compute = context.config.compute
     if "train" not in context.stages or not compute.spot:
         return
+    train = context.config.train
+    if train.save_interval >= train.steps > 0:
+        yield Finding(
+            "spot", "fault", f"no checkpoint falls before the last of {train.steps} steps (train.save_interval is "
+            f"{train.save_interval}), so every interruption begins the run anew",
+            "save more often (train.save_interval), or set compute.spot: false",
+        )  # fmt: skip
+        return
     plan = _plan(context)
     if plan.save is None or plan.hours is None or not plan.step_s:
         return

@@ -27,6 +27,7 @@ SURFACE = {
         "--prices",
         "--json",
     },
+    "iam": {"policy"},
     "check": {"--stage", "--target", "--set", "--json"},
     "run": {
         *("--no-check", "--yes", "-y", "--target", "--set", "--dry-run", "--again", "--download", "--plain", "--every"),

@@ -77,7 +77,7 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         ({"train": {"min_lr": 1.0}}, "train.min_lr: 1.0 is above"),
         ({"model": {"path": "/nowhere"}}, "model.path: /nowhere is not a folder"),
         ({"data": {"path": "/nowhere"}}, "data.path: /nowhere does not exist"),
-        ({"model": {"path": "http://x/y"}}, "model.path: http://x/y is neither a folder, s3:// nor demo://"),
+        ({"model": {"path": "http://x/y"}}, "model.path: http://x/y is neither a folder, s3://, hf:// nor demo://"),
     ],
 )
 def test_impossible_combinations_are_refused(raw: dict[str, Any], change: dict[str, Any], sentence: str) -> None:

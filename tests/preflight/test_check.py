@@ -371,3 +371,12 @@ def test_launch_on_aws_starts_nothing_while_a_fault_stands(aws: dict[str, Any]) 
     fine = Account("us-east-1", {**FINE, "service-quotas.ListServiceQuotas": "AccessDenied"}, Target("local").s3)
     before(Chain(load_config(aws), fine), ["prepare"], said.append)
     assert said[0].startswith("warning: quotas: could not be checked: you may not service-quotas:ListServiceQuotas")
+
+
+def test_spot_without_checkpoints_is_refused(aws: dict[str, Any]) -> None:
+    never = with_(with_(aws, "compute", spot=True), "checkpoint", resume=False)
+    with pytest.raises(smtrain.ConfigError, match=r"compute\.spot: needs checkpoint\.resume"):
+        load_config(never)
+    late = with_(with_(aws, "compute", spot=True), "train", save_interval=100)
+    assert "no checkpoint falls before the last of 100 steps" in only_fault(report(late, "spot"), "spot")
+    assert "billed hours expected" in report(with_(late, "train", save_interval=10), "spot").findings[-1].text

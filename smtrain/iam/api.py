@@ -1,0 +1,36 @@
+"""`policies(config)`: the three documents, from the requests that the config leads to; asks nobody but STS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smtrain.config import load_config
+from smtrain.config.load import Source
+from smtrain.iam.policy import caller_policy, role_policy, trust_policy
+from smtrain.job.stages import Chain, stages_of
+from smtrain.job.target import TargetName, target_of
+
+ROLE_NAME = "smtrain-training"
+
+
+def policies(
+    source: Source | None = None, *, target: TargetName | None = None, set_: Sequence[str] = (), **sections: Any
+) -> dict[str, dict[str, Any]]:
+    """Policies by `caller`, `role` and `trust`.
+
+    A config without `compute.role` gets the name smtrain-training in its account, for which AWS is asked. Raises
+    `ConfigError` as loading does, and `JobError` where the account or the region cannot be told.
+    """
+    config = load_config(source, set_=set_, **sections)
+    where = target_of(config, target)
+    if not config.compute.role and where.name == "aws":
+        role = f"arn:aws:iam::{where.account()}:role/{ROLE_NAME}"
+        config = config.model_copy(update={"compute": config.compute.model_copy(update={"role": role})})
+    chain = Chain(config, where, look=False)
+    requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config)}
+    return {
+        "caller": caller_policy(chain.config, requests),
+        "role": role_policy(chain.config, requests),
+        "trust": trust_policy(),
+    }

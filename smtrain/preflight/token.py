@@ -1,0 +1,33 @@
+"""The hub token's name: something of that name is there. Its value is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.preflight.context import Absent, Context
+from smtrain.preflight.findings import Finding
+
+
+def token(context: Context) -> Iterator[Finding]:
+    """`model.token` where the fetch stage will look for it."""
+    named = context.config.model.token
+    if named is None or "fetch" not in context.stages:
+        return
+    name = str(named.secret or named.ssm)
+    region = context.chain.target.region_name()
+    try:
+        if named.secret:
+            context.ask("secretsmanager", "describe_secret", absent=["ResourceNotFoundException"], SecretId=name)
+        else:
+            plain = name.partition(":parameter")[2] or name
+            only = [{"Key": "Name", "Option": "Equals", "Values": [plain]}]
+            if not context.ask("ssm", "describe_parameters", ParameterFilters=only)["Parameters"]:
+                raise Absent
+    except Absent:
+        kind = "secret" if named.secret else "SSM parameter"
+        yield Finding(
+            "token", "fault", f"there is no {kind} {name} in {region}",
+            "create it, or correct model.token", 
+        )  # fmt: skip
+    else:
+        yield Finding("token", "ok", f"{name} is there")

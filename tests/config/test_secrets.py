@@ -1,0 +1,125 @@
+"""A secret written out is found by issuer, by name and by randomness; what only looks technical is left alone."""
+
+from __future__ import annotations
+
+import base64
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import smtrain
+from smtrain.config.secrets import hide, is_secret
+
+LETTERS = string.ascii_letters + string.digits
+HEX = "0123456789abcdef"
+
+
+def drawn(alphabet: str, length: int, seed: int = 0) -> str:
+    return "".join(random.Random(seed).choices(alphabet, k=length))
+
+
+ISSUED = {
+    "hugging face": "hf_" + drawn(string.ascii_letters, 34),
+    "aws": "AKIA" + drawn(string.ascii_uppercase, 16),
+    "github": "ghp_" + drawn(LETTERS, 36),
+    "gitlab": "glpat-" + drawn(LETTERS, 20),
+    "openai": "sk-proj-" + drawn(LETTERS, 48),
+    "anthropic": "sk-ant-api03-" + drawn(LETTERS, 40),
+    "slack": "xoxb-" + drawn(string.digits, 24),
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhYmMifQ." + drawn(LETTERS, 30),
+    "pem": "-----BEGIN RSA PRIVATE KEY-----\nMIIE",
+    "url": "https://user:pass@example.com/x",
+}
+
+
+@pytest.mark.parametrize("value", ISSUED.values(), ids=ISSUED)
+def test_issued_tokens_are_found_anywhere_in_a_text_and_hidden(value: str) -> None:
+    assert is_secret(value)
+    assert is_secret(f"prefix {value}")
+    if "BEGIN" not in value:
+        assert value not in hide(f"got {value!r}; no")
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+def test_a_telling_name_is_enough(name: str) -> None:
+    assert is_secret("correct horse", name)
+    assert not is_secret("4096", name)
+    assert not is_secret("arn:aws:secretsmanager:us-east-1:111122223333:secret:hf-AbCdEf", name)
+    assert not is_secret("", name)
+    assert not is_secret("false", "TOKENIZERS_PARALLELISM")
+
+
+def test_random_keys_are_found_nearly_always() -> None:
+    rng = random.Random(7)
+    plain = [drawn(LETTERS, 40, seed) for seed in range(1000)]
+    coded = [base64.b64encode(rng.randbytes(30)).decode() for _ in range(1000)]
+    assert sum(map(is_secret, plain)) >= 920
+    assert sum(map(is_secret, coded)) >= 920
+
+
+words = st.lists(
+    st.sampled_from(["llama", "Llama2", "70b", "trn1", "continued", "Pretraining", "en", "2026", "GBS512", "v0.1"]),
+    min_size=1, max_size=8,
+)  # fmt: skip
+camel = st.tuples(
+    st.lists(st.sampled_from(["Continued", "Pretraining", "llama", "Of", "Large", "Models", "XL"]), max_size=8).map(
+        "".join
+    ),
+    st.integers(0, 99999).map(str),
+).map("".join)
+names = st.one_of(words.map("-".join), words.map("_".join), camel)
+hashes = st.integers(8, 64).flatmap(lambda n: st.text(HEX, min_size=n, max_size=n))
+digits = st.text(string.digits, min_size=12, max_size=12)
+
+
+@given(
+    st.one_of(
+        names,
+        hashes,
+        hashes.map("sha256:{}".format),
+        st.tuples(names, hashes).map("-".join),
+        st.tuples(names, hashes).map(lambda t: f"s3://{t[0].lower()[:60]}/{t[0]}/{t[1]}/"),
+        st.tuples(names, st.text(LETTERS, min_size=20, max_size=40)).map(lambda t: f"s3://bucket/{t[0]}/{t[1]}"),
+        st.tuples(digits, names).map(lambda t: f"arn:aws:iam::{t[0]}:role/{t[1]}"),
+        st.tuples(digits, hashes).map(lambda t: f"{t[0]}.dkr.ecr.us-east-1.amazonaws.com/own@sha256:{t[1]}"),
+        st.uuids().map(str),
+        hashes.map("subnet-{}".format),
+        st.lists(st.sampled_from(["--model-type=transformer", "--retry_failed_compilation", "-O1"])).map(" ".join),
+    )
+)
+def test_names_hashes_uris_arns_and_digests_pass(value: str) -> None:
+    assert not is_secret(value)
+    assert value.startswith("s3://bucket/") or hide(value) == value
+
+
+def test_no_message_about_a_config_repeats_a_secret(raw: dict[str, Any], tmp_path: Path) -> None:
+    token = ISSUED["hugging face"]
+    (tmp_path / "run.yaml").write_text(f"model:\n  path: {raw['model']['path']}\n  token: {token}\n")
+    for source, set_ in (
+        (tmp_path / "run.yaml", []),
+        ({**raw, "train": {"lr": token}}, []),
+        ({**raw, token: 1}, []),
+        (raw, [f"compute.environment.HF_TOKEN={token}"]),
+        (raw, [f"compute.environment {token}"]),
+        (raw, [f"tags.note=see {token}"]),
+    ):
+        with pytest.raises(smtrain.ConfigError) as caught:
+            smtrain.load_config(source, set_=set_)
+        assert token not in str(caught.value)
+
+
+def test_the_remedy_is_a_name_and_one_name_only(raw: dict[str, Any]) -> None:
+    hub = {**raw, "model": {"path": "hf://org/model@main", "token": {"secret": "hf"}}}
+    assert smtrain.load_config(hub).model.token
+    for token in ({}, {"secret": "a", "ssm": "b"}):
+        with pytest.raises(smtrain.ConfigError, match=r"model\.token: must name one of secret"):
+            smtrain.load_config({**hub, "model": {"path": "hf://org/model", "token": token}})
+    with pytest.raises(smtrain.ConfigError, match=r"has a meaning only with a model\.path of hf://"):
+        smtrain.load_config({**raw, "model": {**raw["model"], "token": {"ssm": "/hf"}}})
+    with pytest.raises(smtrain.ConfigError, match=r"must look like hf://organization/model@revision"):
+        smtrain.load_config({**hub, "model": {"path": "hf://model"}})
