@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from smtrain.config import JobConfig
 from smtrain.config.schema import text_channels
 from smtrain.container import Container
@@ -15,6 +17,10 @@ def stage(config: JobConfig, container: Container) -> None:
 
     data = config.data
     named = [source.path for source in data.all_sources] or [""]  # in a shell the channel alone says it
+    if config.model.token and any(path.startswith(HUB) for path in named):
+        from token_by_name import read
+
+        os.environ["HF_TOKEN"] = read(config.model.token)  # of this process, where datasets looks for it
     sources = [
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)

@@ -128,8 +128,9 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     token = config.model.token
     if token and (token.secret is None) == (token.ssm is None):
         yield {"model.token"}, "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"
-    if token and not config.model.path.startswith("hf://"):
-        yield {"model.token", "model.path"}, "model.token: has a meaning only with a model.path of hf://"
+    hub = [path for path in (config.model.path, *(s.path for s in config.data.all_sources)) if path.startswith("hf://")]
+    if token and not hub:
+        yield {"model.token", "model.path"}, "model.token: has a meaning only with a model or data of hf://"
     if config.network.isolation and config.model.path.startswith("hf://"):
         yield (
             {"network.isolation", "model.path"},

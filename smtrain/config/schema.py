@@ -39,7 +39,7 @@ class Model(Section):
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
     or demo://tiny-llama."""
     token: Secret | None = None
-    """The Hugging Face token that a gated or private hf:// model needs."""
+    """The Hugging Face token that gated or private hf:// models and data need."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
 
@@ -304,7 +304,7 @@ class JobConfig(Section):
         full = self.model_dump(mode="json")
         keys: dict[Stage, list[str]] = {
             "fetch": ["model.path", "model.token"],
-            "prepare": ["model.path", "data", "train.seq_len"],
+            "prepare": ["model.path", "model.token", "data", "train.seq_len"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
             "train": ["name", "model.path", "model.init", "data.sources", "parallel", "train", "checkpoint"],
             "export": ["model.path"],

@@ -94,7 +94,7 @@ def spot(context: Context) -> Iterator[Finding]:
         return
     ideal = context.config.train.steps * plan.step_s["total"] / HOUR
     remedy = "save more often (train.save_interval), or set compute.spot: false"
-    if not isfinite(plan.save.stretch) or plan.hours > 10 * ideal:
+    if not isfinite(plan.save.stretch) or plan.save.stretch > 10:
         yield Finding("spot", "fault", "between interruptions this run would practically never end", remedy)
     elif plan.hours * HOUR > (compute.max_wait or 2 * compute.max_run):
         yield Finding(

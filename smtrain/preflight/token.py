@@ -11,7 +11,7 @@ from smtrain.preflight.findings import Finding
 def token(context: Context) -> Iterator[Finding]:
     """`model.token` where the fetch stage will look for it."""
     named = context.config.model.token
-    if named is None or "fetch" not in context.stages:
+    if named is None or not {"fetch", "prepare"} & set(context.stages):
         return
     name = str(named.secret or named.ssm)
     region = context.chain.target.region_name()

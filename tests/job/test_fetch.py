@@ -87,6 +87,7 @@ def test_a_token_nobody_keeps_is_found_before_anything_runs(
 def test_a_parameter_is_read_as_a_secret_is(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in ensure_running().environment().items():
         monkeypatch.setenv(key, value)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     monkeypatch.syspath_prepend(str(entrypoints_folder()))
     read = importlib.import_module("token_by_name").read
     ssm, secrets = (Target("local").client(name) for name in ("ssm", "secretsmanager"))

@@ -28,7 +28,7 @@ class Account(Target):
 
         if service == "s3" and not any(name.startswith("s3.") for name in self.answers):
             return self.real
-        client = boto3.client(
+        client = boto3.Session().client(
             service, region_name=self.region, aws_access_key_id="x", aws_secret_access_key="x",
             endpoint_url="http://127.0.0.1:9",
         )  # fmt: skip

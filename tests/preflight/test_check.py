@@ -213,7 +213,7 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
             import boto3
             from botocore.config import Config
 
-            return boto3.client(
+            return boto3.Session().client(
                 service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x",
                 endpoint_url="http://127.0.0.1:9", config=Config(retries={"max_attempts": 0}),
             )  # fmt: skip
