@@ -235,3 +235,18 @@ def test_last_lines_of_every_host() -> None:
     assert [line.text for line in lines if line.host == "algo-1"] == [f"algo-1 {i}" for i in (5, 6, 8, 9)]
     assert len(lines) == 8
     assert lines == sorted(lines, key=lambda line: line.timestamp)
+
+
+def test_expired_credentials_say_how_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from smtrain.follow.show import View
+    from smtrain.follow.show import follow as show
+    from smtrain.job.handle import Job
+
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    logs = Logs()
+    logs.failures = [error("FilterLogEvents", "ExpiredTokenException")]
+    job = Job("job", target(logs, SageMaker(told("InProgress", "Starting", "Training"))))
+    with pytest.raises(JobError, match="credentials have expired, the job goes on") as caught:
+        show(job, View(), say=lambda _: None)
+    assert "smtrain logs job --follow --resume --target local" in str(caught.value)
+    assert Cursor.load(Cursor.path(job.target, "job", None))
