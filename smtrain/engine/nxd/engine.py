@@ -157,7 +157,8 @@ class NxdEngine:
         return persist.load(self, Path(checkpoint))
 
     def prune(self, folder: Path, keep: int) -> None:
-        persist.prune(self.everyone, Path(folder), keep)
+        coming = self.saving.pending is not None
+        persist.prune(self.everyone, Path(folder), max(1, keep - coming))
 
     def any(self, flag: bool) -> bool:
         return any(self.everyone.gather(flag))

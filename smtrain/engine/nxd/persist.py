@@ -130,7 +130,8 @@ def prune(everyone: Everyone, folder: Path, keep: int) -> None:
         old = good[:-keep]
         broken = [name for name in sorted(together) if name not in good and good and name < good[-1]]
         gone = [*old, *broken]
-    for name in everyone.gather(gone)[0] if local_rank() == 0 else everyone.gather(gone)[:0]:
+    told = everyone.gather(gone)[0]
+    for name in told if local_rank() == 0 else []:
         _remove(folder / name)
 
 

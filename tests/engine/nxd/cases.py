@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
+from smtrain.checkpoint import manifest
 from smtrain.engine.base import ParallelOptions
+from smtrain.errors import SmtrainError
 from tests.engine import cases
 from tests.engine.cases import BATCH, OPTIMIZER, STEPS, Memory, weights
 from tests.engine.nxd import shim
@@ -43,3 +48,96 @@ def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> flo
     e = engine(config, options)
     loss: float = e.evaluate(*cases.own(e, cases.batch(config, 0)))
     return loss
+
+
+def train_and_save(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int, how: dict[str, Any]
+) -> list[tuple[float, float]]:
+    """Save after `at` steps and go on to `last`; gives the losses after the save."""
+    shim.install()
+    from smtrain.engine.nxd import persist
+
+    e = engine(config, options, **how)
+    cases.steps(e, 0, at)
+    e.save(folder, at, {"samples": at * BATCH})
+    after = cases.steps(e, at, last)
+    persist.finish(e)
+    return after
+
+
+def resume(
+    rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path, at: int, last: int
+) -> tuple[dict[str, Any], list[tuple[float, float]]]:
+    e = engine(config, options, seed=7)  # random, so that nothing but the checkpoint can explain the numbers
+    return e.load(checkpoint), cases.steps(e, at, last)
+
+
+def first_loss(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> float:
+    """The loss of a step of an engine that starts from a folder of weights."""
+    from smtrain.checkpoint.open import open_weights
+
+    loss: float = cases.steps(engine(config, options, source=open_weights(folder)), step, step + 1)[0][0]
+    return loss
+
+
+def native_first_loss(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> float:
+    from smtrain.checkpoint.open import open_weights
+    from smtrain.engine.native import NativeEngine
+
+    e = NativeEngine(config, options, OPTIMIZER, open_weights(folder), 0)
+    return cases.steps(e, step, step + 1)[0][0]
+
+
+def save_on_hosts(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path], how: dict[str, Any]
+) -> None:
+    """Two hosts of two ranks with a disk each: three saves, the newest two kept."""
+    shim.install()
+    from smtrain.engine.nxd import persist
+
+    folder = cases.host_of(rank, folders)
+    e = engine(config, options, **how)
+    for step in range(3):
+        cases.steps(e, step, step + 1)
+        e.save(folder, step + 1, {})
+        e.prune(folder, 2)
+    persist.finish(e)
+
+
+def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
+    """Like a job: go on from the newest whole checkpoint, save every 2 steps; rank 1 is killed after step `at`."""
+    from smtrain.engine.nxd import whole
+
+    e = engine(config, options)
+    newest = [path for _, path in manifest.checkpoints(folder) if whole.fault(path) is None]
+    first = e.load(newest[-1])["next"] if newest else 0
+    for step in range(first, 8):
+        result = cases.steps(e, step, step + 1)[0]
+        if rank == 0:
+            with open(folder / "losses", "a") as file:
+                file.write(f"{step} {result!r}\n")
+        if step == at and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % 2:
+            e.save(folder, step + 1, {"next": step + 1})
+
+
+def load_shards(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> float:
+    """The library's own function reads what `convert` wrote, into a model of random values; step 0's loss."""
+    from neuronx_distributed import load_checkpoint
+
+    e = engine(config, options, seed=7)
+    load_checkpoint(str(folder.parent), tag=folder.name, model=e.model)
+    loss: float = e.evaluate(*cases.own(e, cases.batch(config, 0)))
+    return loss
+
+
+def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path | None = None) -> str:
+    """The sentence of the error that building, or loading a checkpoint, raises."""
+    try:
+        e = engine(config, options, seed=7)
+        if checkpoint is not None:
+            e.load(checkpoint)
+    except SmtrainError as error:
+        return str(error)
+    return "fine"

@@ -1,0 +1,74 @@
+"""entrypoints/train.py with engine nxd as a job of the local control plane."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.errors import JobError
+from tests.engine.nxd import shim
+
+HERE = Path(__file__).resolve().parent
+CONFIG: dict[str, Any] = {
+    "target": "local",
+    "train": {
+        "engine": "nxd", "steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "lr": 1e-3,
+        "save_interval": 2,
+    },
+    "parallel": {"tp": 2, "sequence_parallel": True},
+    "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 1, "processes_per_instance": 2},
+    "generate": {"max_new_tokens": 4},
+}  # fmt: skip
+
+
+def config(inputs: dict[str, Path], name: str, **train: Any) -> dict[str, Any]:
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    cpu = {
+        "NXD_CPU_MODE": "1", "PJRT_DEVICE": "CPU",
+        "PYTHONPATH": os.pathsep.join([str(HERE / "cpu"), *paths]),
+    }  # fmt: skip
+    return {
+        **CONFIG,
+        "name": name,
+        "model": {"path": str(inputs["model"])},
+        "data": {"path": str(inputs["text"])},
+        "train": {**CONFIG["train"], **train},
+        "compute": {**CONFIG["compute"], "environment": cpu},
+    }
+
+
+@pytest.mark.skipif(shim.available(), reason="neuronx_distributed can be imported here")
+def test_without_the_library_the_job_says_which_image_has_it(local_home: Path, trained_inputs: dict[str, Path]) -> None:
+    told = config(trained_inputs, "lacking")
+    told["compute"] = CONFIG["compute"]
+    smtrain.launch(told, stage="prepare", say=_silent)
+    smtrain.launch(told, stage="convert", say=_silent)
+    with pytest.raises(JobError) as failed:
+        smtrain.launch(told, stage="train", say=_silent)
+    assert "train.engine: nxd needs" in str(failed.value)
+    assert "pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04" in str(failed.value)
+
+
+@pytest.mark.nxd
+def test_from_text_to_a_model_and_on_again(local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path) -> None:
+    first = smtrain.run(config(trained_inputs, "nxd"), say=_silent).loss
+    assert len(first) == 4
+    assert first[-1] < first[0]
+    native = config(trained_inputs, "native", engine="native")
+    for found, known in zip(first, smtrain.run(native, say=_silent).loss, strict=True):
+        assert abs(found - known) < 1e-5
+    again = smtrain.run(config(trained_inputs, "nxd", steps=6), say=_silent)
+    assert len(again.loss) == 6
+    assert again.loss[:4] == first
+    assert any("from checkpoint step_00000004" in line.text for line in again.job("train").lines("algo-1"))
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(again.download(tmp_path / "model"))
+
+
+def _silent(_line: str) -> None:
+    pass
