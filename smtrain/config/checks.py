@@ -93,6 +93,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
             {"data.path", "data.sources", "network.isolation"},
             "data.path: hf:// needs the network, which network.isolation takes away; give the files, or allow it",
         )
+    yield from _objective_faults(config)
     if bool(config.network.subnets) != bool(config.network.security_group_ids):
         yield (
             {"network.subnets", "network.security_group_ids"},
@@ -192,6 +193,37 @@ def _engine_faults(config: JobConfig) -> Iterator[Fault]:
             {"parallel.pipeline_cuts", "parallel.pp", "parallel.virtual_stages"},
             f"parallel.pipeline_cuts: {len(parallel.pipeline_cuts)} cuts for {stages} stages (pp x virtual_stages); "
             f"give {stages - 1} or none",
+        )
+
+
+def _objective_faults(config: JobConfig) -> Iterator[Fault]:
+    """What only one of the objectives can do."""
+    data, objective = config.data, config.train.objective
+    sft = objective == "sft"
+    if sft and data.format == "text":
+        fault = "data.format: text has no answers to learn, as train.objective: sft does; use alpaca or messages"
+        yield {"data.format", "train.objective"}, fault
+    if not sft and data.format in ("alpaca", "messages"):
+        fault = f"data.format: {data.format} is instruction data; set train.objective: sft, or another format"
+        yield {"data.format", "train.objective"}, fault
+    if sft:
+        asked = {
+            "data.document_mask": data.document_mask,  # its samples are kept apart always
+            "data.separator": data.separator is not None,
+            "data.unicode": data.unicode != "none",
+            "data.strip_control": data.strip_control,
+            "data.min_characters": data.min_characters > 0,
+            "data.deduplicate": data.deduplicate,
+            "data.sources": data.weights is not None,
+        }
+        for key in (key for key, wanted in asked.items() if wanted):
+            what = f"{key}: weights are" if key == "data.sources" else f"{key}: is"
+            yield {key, "train.objective"}, f"{what} for train.objective: pretrain; leave it out for sft"
+    if config.train.engine != "native" and (sft or data.document_mask):
+        key = "train.objective" if sft else "data.document_mask"
+        yield (
+            {key, "train.engine"},
+            f"{key}: only engine native keeps attention within samples; set train.engine: native",
         )
 
 

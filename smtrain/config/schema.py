@@ -62,8 +62,9 @@ class Data(Section):
     """Instead of `path`: several sources, mixed by weight."""
     prepared: str | None = None
     """s3:// URI of a dataset that `prepare` wrote earlier; the prepare stage is then skipped."""
-    format: Literal["auto", "jsonl", "parquet", "arrow", "text"] = "auto"
-    """How to read the files; `auto` goes by their names."""
+    format: Literal["auto", "jsonl", "parquet", "arrow", "text", "alpaca", "messages"] = "auto"
+    """How to read the files; `auto` goes by their names. Records of train.objective sft are told apart by their fields
+    unless this says `alpaca` (instruction, input, output) or `messages` (also ShareGPT's conversations)."""
     text_column: str = "text"
     """The field (jsonl) or column (parquet, arrow) that holds the text."""
     separator: str | None = Field(None, min_length=1)
@@ -76,6 +77,10 @@ class Data(Section):
     """Leave out shorter documents, counted."""
     deduplicate: bool = False
     """Leave out documents that came before, exactly alike, counted; the first 25 million are remembered."""
+    document_mask: bool = False
+    """Pre-training: attention and positions stay within a document; sft keeps its samples apart always."""
+    overlong: Literal["truncate", "drop"] = "truncate"
+    """What becomes of an sft sample that is longer than train.seq_len + 1 tokens."""
     max_bad: int = Field(0, ge=0)
     """How many unreadable records to skip, each reported, before giving up."""
     workers: int | None = Field(None, ge=1)
@@ -122,6 +127,8 @@ class Train(Section):
 
     engine: Literal["native", "nxd"] = "native"
     """What does the parallel work: torch alone, or neuronx-distributed (Trainium1; docs/nxd.md)."""
+    objective: Literal["pretrain", "sft"] = "pretrain"
+    """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
     steps: int = Field(1000, ge=0)
     """Optimizer steps in all; a run that resumes goes on up to this number."""
     global_batch_size: int = Field(8, ge=1)
@@ -296,9 +303,12 @@ class JobConfig(Section):
         full = self.model_dump(mode="json")
         keys: dict[Stage, list[str]] = {
             "fetch": ["model.path", "model.token"],
-            "prepare": ["model.path", "model.token", "data", "train.seq_len"],
+            "prepare": ["model.path", "model.token", "data", "train.seq_len", "train.objective"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
-            "train": ["name", "model.path", "model.init", "data.sources", "parallel", "train", "checkpoint"],
+            "train": [
+                "name", "model.path", "model.init", "data.sources", "data.document_mask", "parallel", "train",
+                "checkpoint",
+            ],  # fmt: skip
             "export": ["model.path"],
             "generate": ["model.path", "generate"],
         }
@@ -309,8 +319,9 @@ class JobConfig(Section):
                 kept.setdefault(section, {})[field] = full[section][field]
             else:
                 kept[section] = full[section]
-        if stage == "prepare":  # weights are the loader's: another mixture of the same tokens
+        if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
+            del kept["data"]["document_mask"]
         if stage == "train":
             kept["parallel"]["dp"] = self.dp
             kept["compute"] = {
