@@ -306,9 +306,15 @@ class JobConfig(Section):
             "prepare": ["model.path", "model.token", "data", "train.seq_len", "train.objective"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
             "train": [
-                "name", "model.path", "model.init", "data.sources", "data.document_mask", "parallel", "train",
+                "name",
+                "model.path",
+                "model.init",
+                "data.sources",
+                "data.document_mask",
+                "parallel",
+                "train",
                 "checkpoint",
-            ],  # fmt: skip
+            ],
             "export": ["model.path"],
             "generate": ["model.path", "generate"],
         }

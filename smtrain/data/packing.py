@@ -46,7 +46,7 @@ class Packing:
 
 
 def first_fit(sizes: NDArray[np.integer], seq_len: int, open_rows: int = OPEN_ROWS) -> NDArray[np.int64]:
-    """The row of each of `sizes`, int64; where none of the open rows has room, the fullest makes place for a new one."""
+    """The row of each of `sizes`, int64; where none of the open rows has room, the fullest gives way to a new one."""
     rows = np.empty(len(sizes), np.int64)
     free = np.full(open_rows, -1, np.int64)
     numbers = np.zeros(open_rows, np.int64)

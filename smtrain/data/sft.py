@@ -24,7 +24,7 @@ import numpy as np
 
 from smtrain.data.chat import COLUMNS, Shape
 from smtrain.data.indexed import IndexedWriter
-from smtrain.data.manifest import NAME, PREFIX, Manifest
+from smtrain.data.manifest import MASK, NAME, PREFIX, Manifest
 from smtrain.data.prepare import cores
 from smtrain.data.progress import Progress, console
 from smtrain.data.reading import BLOCK_BYTES, BadLine, Block
@@ -35,7 +35,6 @@ from smtrain.data.tally import fingerprint
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
 from smtrain.errors import DataError
 
-MASK = f"{PREFIX}_mask"
 _BAD_LINES_KEPT = 100
 
 
@@ -45,7 +44,7 @@ def prepare_sft(
     tokenizer: Path,
     *,
     seq_len: int,
-    shape: Shape = "auto",
+    format: str = "auto",
     overlong: Literal["truncate", "drop"] = "truncate",
     workers: int | None = None,
     max_bad: int = 0,
@@ -54,8 +53,8 @@ def prepare_sft(
 ) -> Manifest:
     """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
 
-    `inputs` are files, folders, globs or URIs of jsonl, Parquet or Arrow. `shape` is how a record spells a
-    conversation; `auto` goes by its fields. `tokenizer` is a Hugging Face folder, whose chat template is used.
+    `inputs` are files, folders, globs or URIs of jsonl, Parquet or Arrow. `format` is that of the files, or how a record
+    spells a conversation (alpaca, messages); what it does not say goes by the files' names and the records' fields. `tokenizer` is a Hugging Face folder, whose chat template is used.
     `workers` defaults to every core; `say` hears what people should know. Call it from under
     `if __name__ == "__main__"`: the workers are spawned.
 
@@ -66,7 +65,9 @@ def prepare_sft(
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
     say = say or (lambda sentence: print(sentence, file=sys.stderr, flush=True))
     facts = tokenizer_facts(tokenizer)
-    files = [file for source in inputs for file in find_files(source, exclude=output)]
+    shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
+    kind: Any = "auto" if format == shape else format
+    files = [file for source in inputs for file in find_files(source, kind, exclude=output)]
     if text := next((file for file in files if file.kind == "text"), None):
         raise DataError(
             f"{text.name} is plain text, and train.objective: sft learns from records (jsonl, parquet, arrow); "
