@@ -97,9 +97,11 @@ class PackedLoader:
                 at = end
         return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(segments)
 
-    def _sample(self, sample: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    def _sample(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         start, length = int(self._starts[sample]), int(self._lengths[sample])
-        return self._array(0, start, length, self._dtype), self._array(1, start, length, np.dtype("u1"))
+        # wide at once: -100 beside uint16 would wrap
+        tokens = self._array(0, start, length, self._dtype).astype(np.int64)
+        return tokens, self._array(1, start, length, np.dtype("u1"))
 
     def _array(self, file: int, start: int, length: int, dtype: np.dtype) -> NDArray[Any]:
         wanted = length * dtype.itemsize

@@ -53,10 +53,10 @@ def prepare_sft(
 ) -> Manifest:
     """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
 
-    `inputs` are files, folders, globs or URIs of jsonl, Parquet or Arrow. `format` is that of the files, or how a record
-    spells a conversation (alpaca, messages); what it does not say goes by the files' names and the records' fields. `tokenizer` is a Hugging Face folder, whose chat template is used.
-    `workers` defaults to every core; `say` hears what people should know. Call it from under
-    `if __name__ == "__main__"`: the workers are spawned.
+    `inputs` are files, folders, globs or URIs of jsonl, Parquet or Arrow. `format` is that of the files, or how a
+    record spells a conversation (alpaca, messages); what it does not say goes by the files' names and the records'
+    fields. `tokenizer` is a Hugging Face folder, whose chat template is used. `workers` defaults to every core; `say`
+    hears what people should know. Call it from under `if __name__ == "__main__"`: the workers are spawned.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad records, no sample at all,
     a tokenizer that does not fit the model beside it or cannot end an answer.

@@ -48,7 +48,7 @@ def test_the_packing_is_frozen() -> None:
     assert [packing.row(i) for i in range(8)] == ROWS
 
 
-ROWS: list[list[int]] = []
+ROWS = [[4, 1, 5], [6, 7], [8, 9], [3], [2], [0], [9, 1, 7], [2, 5]]
 
 
 def test_little_of_a_row_is_padding() -> None:
