@@ -18,6 +18,7 @@ from smtrain.job.defaults import sagemaker_defaults, with_defaults
 from smtrain.job.target import Target
 
 Say = Callable[[str], None]
+SMALL = 64 << 10  # bytes; what is larger is looked for before it is sent
 
 
 @dataclass(frozen=True)
@@ -79,34 +80,61 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
 
 
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
-    """Upload what is not there yet. Names carry the content's hash, so a name that is whole is the content."""
-    for bucket in {split_uri(upload.uri)[0] for upload in uploads}:
-        _ensure_bucket(target, bucket)
+    """Upload what is not there yet. Names carry the content's hash, so a name that is whole is the content.
+
+    A bucket of ours that is missing is made. Raises `JobError` where it may not be used.
+    """
+    from botocore.exceptions import ClientError
+
     for upload in uploads:
-        bucket, prefix = split_uri(upload.uri)
-        there = {item["Key"]: item["Size"] for item in list_objects(target, upload.uri)}
-        missing = [(name, body) for name, body in upload.files if there.get(prefix + name) != _size(body)]
-        if not missing:
-            continue
-        say(f"uploading {_spell_size(sum(_size(body) for _, body in missing))} to {upload.uri}")
-        for name, body in missing:
-            if isinstance(body, bytes):
-                target.s3.put_object(Bucket=bucket, Key=prefix + name, Body=body)
-            else:
-                target.s3.upload_file(str(body), bucket, prefix + name)
+        bucket, _ = split_uri(upload.uri)
+        try:
+            try:
+                _upload(target, upload, say)
+            except ClientError as error:
+                if error.response["Error"].get("Code") not in ("404", "NoSuchBucket"):
+                    raise
+                _make_bucket(target, bucket)
+                _upload(target, upload, say)
+        except ClientError as error:
+            raise JobError(
+                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name and your "
+                "permissions s3:ListBucket and s3:PutObject, or set output.s3_uri"
+            ) from None
+
+
+def _upload(target: Target, upload: Upload, say: Say) -> None:
+    bucket, prefix = split_uri(upload.uri)
+    missing = list(upload.files)
+    small = sum(_size(body) for _, body in missing) <= SMALL
+    if not small:
+        there = {item["Key"]: item["Size"] for item in _listed(target, upload.uri)}
+        missing = [(name, body) for name, body in missing if there.get(prefix + name) != _size(body)]
+        if missing:
+            say(f"uploading {_spell_size(sum(_size(body) for _, body in missing))} to {upload.uri}")
+    for name, body in missing:
+        if isinstance(body, bytes) or small:
+            content = body if isinstance(body, bytes) else body.read_bytes()
+            target.s3.put_object(Bucket=bucket, Key=prefix + name, Body=content)
+        else:
+            target.s3.upload_file(str(body), bucket, prefix + name)
 
 
 def list_objects(target: Target, uri: str) -> list[dict[str, Any]]:
     """The objects under a prefix; raises `JobError` where it may not be listed."""
     from botocore.exceptions import ClientError
 
-    bucket, prefix = split_uri(uri)
     try:
-        pages = target.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        return [item for page in pages for item in page.get("Contents", [])]
+        return _listed(target, uri)
     except ClientError as error:
         raise JobError(f"{uri} cannot be listed ({error.response['Error'].get('Code')}); check the URI and the "
                        "permissions s3:ListBucket and s3:GetObject") from None  # fmt: skip
+
+
+def _listed(target: Target, uri: str) -> list[dict[str, Any]]:
+    bucket, prefix = split_uri(uri)
+    pages = target.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return [item for page in pages for item in page.get("Contents", [])]
 
 
 def download(target: Target, uri: str, folder: Path) -> int:
@@ -190,18 +218,8 @@ def _size(body: Path | bytes) -> int:
     return len(body) if isinstance(body, bytes) else body.stat().st_size
 
 
-def _ensure_bucket(target: Target, bucket: str) -> None:
-    from botocore.exceptions import ClientError
-
-    try:
-        target.s3.head_bucket(Bucket=bucket)
-    except ClientError as error:
-        if error.response["Error"].get("Code") not in ("404", "NoSuchBucket"):
-            raise JobError(
-                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name and your "
-                "permission s3:ListBucket, or set output.s3_uri"
-            ) from None
-        if target.name == "aws" and bucket != target.default_bucket():
-            raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri") from None
-        place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
-        target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
+def _make_bucket(target: Target, bucket: str) -> None:
+    if target.name == "aws" and bucket != target.default_bucket():
+        raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri")
+    place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
+    target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))

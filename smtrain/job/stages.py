@@ -27,6 +27,8 @@ class StagePlan:
     uploads: tuple[Upload, ...]
     earlier: tuple[Job, ...] = ()
     """Attempts at this very stage that the target knows, newest first."""
+    writer: Job | None = None
+    """With stage train: a job of the run that writes its checkpoints now, whatever its settings."""
 
     @property
     def done(self) -> Job | None:
@@ -74,7 +76,9 @@ class Chain:
         """
         inputs = self._inputs(stage)
         base = self.base_name(stage)
-        earlier = self._attempts(base)
+        # One call answers both questions about a train stage: done already, and does another one write.
+        siblings = self._named(f"{self.config.name}-train-") if stage == "train" else self._named(base)
+        earlier = _attempts_at(base, siblings)
         name = base if not earlier else f"{base}-{len(earlier) + 1}"
         bundle = build_bundle()
         root = self.config.output.s3_uri
@@ -93,6 +97,7 @@ class Chain:
                 Upload(config_uri, (("config.json", text),)),
             ),
             tuple(earlier),
+            next((job for job in siblings if job.known_running), None) if stage == "train" else None,
         )
 
     def output(self, stage: Stage) -> str | None:
@@ -111,11 +116,6 @@ class Chain:
     def checkpoints(self) -> str:
         """s3:// prefix of the run's checkpoints."""
         return checkpoint_uri(self.config)
-
-    def writer(self) -> Job | None:
-        """A job that writes this run's checkpoints right now."""
-        jobs = list_jobs(self.target, name_contains=f"{self.config.name}-train-", limit=100)
-        return next((job for job in jobs if job.known_running), None)
 
     def _inputs(self, stage: Stage) -> dict[str, str]:
         # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
@@ -146,10 +146,16 @@ class Chain:
         return found
 
     def _attempts(self, base: str) -> list[Job]:
+        return _attempts_at(base, self._named(base))
+
+    def _named(self, start: str) -> list[Job]:
         if not self.look:
             return []
-        found = list_jobs(self.target, name_contains=base, limit=100)
-        return [job for job in found if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
+        return [job for job in list_jobs(self.target, name_contains=start, limit=1000) if job.name.startswith(start)]
+
+
+def _attempts_at(base: str, jobs: list[Job]) -> list[Job]:
+    return [job for job in jobs if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
 
 
 def list_jobs(target: Target, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:

@@ -35,7 +35,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     if plan.running and not again:
         say(f"{plan.running.name} is running already; joining it")
         return plan.running
-    if plan.stage == "train" and (other := chain.writer()):
+    if other := plan.writer:
         raise JobError(
             f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
             f"`smtrain stop {other.name}`, or give this run another name"

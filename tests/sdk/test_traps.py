@@ -158,7 +158,7 @@ def test_a_session_of_the_object_is_the_targets(plain: dict[str, Any]) -> None:
     assert SDK
     target = target_with(Wire())
     session = build(SDK, target, smtrain.request(plain)).sagemaker_session
-    assert session.boto_session is target.session
+    assert session.boto_session._session is target.session._session
     assert session.sagemaker_client is target.sagemaker
     assert session.default_bucket_prefix is None
     assert session._default_bucket_name_override == "bucket"
@@ -168,3 +168,4 @@ def test_a_client_that_is_made_later_is_a_whole_client(plain: dict[str, Any]) ->
     assert SDK
     session = build(SDK, target_with(Wire()), smtrain.request(plain)).sagemaker_session
     assert session.sagemaker_runtime_client.meta.service_model.service_name == "sagemaker-runtime"
+    assert session.s3_resource.Bucket("bucket").name == "bucket"

@@ -1,0 +1,226 @@
+"""From `launch()` to CreateTrainingJob on the wire, against the bare SageMaker SDK doing the same upload.
+
+Both sides upload the same two objects (the source bundle and the stage's config) to the local control plane's S3,
+under a prefix that is new each time, and then send the same request, which is caught before it leaves: no job runs.
+`bare` is what one would write by hand with the installed SDK: a session, two uploads, a ModelTrainer (v3) or an
+Estimator (v2), a start without waiting; its telemetry and its look at the role through IAM are off, which favours it.
+`cold` is a fresh process from its first import on, `warm` a second launch in that process with a session of its own.
+Rounds are paired A B A B; `over_sdk` is the median of the pairs' cold ratios, `over_sdk_warm` that of the warm ones,
+and `api_calls` is how many HTTP requests our side makes, CreateTrainingJob included. `smtrain check`, which a launch
+on AWS runs first, is left out on our side, as nothing of the SDK's does its work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from typing import Any
+
+ROLE = "arn:aws:iam::123456789012:role/SmtrainLocal"
+BUCKET = "smtrain-bench"
+
+
+class Sent(Exception):  # noqa: N818
+    """CreateTrainingJob has come to the wire."""
+
+
+def config_of(prefix: str) -> dict[str, Any]:
+    """A train stage that needs no stage before it."""
+    return {
+        "name": f"bench-{prefix}",
+        "target": "aws",
+        "model": {"path": f"s3://{BUCKET}/model", "init": "scratch"},
+        "data": {"prepared": f"s3://{BUCKET}/tokens/"},
+        "parallel": {"tp": 2},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 4, "role": ROLE},
+        "output": {"s3_uri": f"s3://{BUCKET}/{prefix}"},
+    }
+
+
+def ours(prefix: str) -> None:
+    """`smtrain.launch`."""
+    import smtrain
+
+    smtrain.launch(config_of(prefix), wait=False, check=False, say=lambda _: None)
+
+
+def bare(prefix: str, request: dict[str, Any], files: dict[str, str]) -> None:
+    """The same by hand: `files` maps local paths to key prefixes."""
+    import boto3
+
+    algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
+    if _sdk() == "v3":
+        from sagemaker.core.helper.session_helper import Session
+        from sagemaker.core.telemetry import telemetry_logging
+        from sagemaker.core.training.configs import (
+            CheckpointConfig,
+            Compute,
+            InputData,
+            OutputDataConfig,
+            S3DataSource,
+            StoppingCondition,
+        )  # fmt: skip
+        from sagemaker.train import ModelTrainer
+
+        telemetry_logging._send_telemetry_request = lambda *a: None
+        session = Session(boto_session=boto3.Session(), default_bucket="another")  # its own would be asked for at STS
+        for path, key in files.items():
+            session.upload_data(path, bucket=BUCKET, key_prefix=key)
+        ModelTrainer(
+            sagemaker_session=session, role=ROLE, base_job_name=request["TrainingJobName"],
+            training_image=algorithm["TrainingImage"], training_input_mode="FastFile",
+            hyperparameters=request["HyperParameters"], environment=request["Environment"],
+            compute=Compute(instance_type=resources["InstanceType"], instance_count=resources["InstanceCount"]),
+            output_data_config=OutputDataConfig(s3_output_path=request["OutputDataConfig"]["S3OutputPath"]),
+            stopping_condition=StoppingCondition(max_runtime_in_seconds=86400),
+            checkpoint_config=CheckpointConfig(s3_uri=request["CheckpointConfig"]["S3Uri"]),
+            input_data_config=[
+                InputData(
+                    channel_name=channel["ChannelName"],
+                    data_source=S3DataSource(
+                        s3_data_type="S3Prefix", s3_data_distribution_type="FullyReplicated",
+                        s3_uri=channel["DataSource"]["S3DataSource"]["S3Uri"],
+                    ),
+                )
+                for channel in request["InputDataConfig"]
+            ],
+        ).train(wait=False, logs=False)  # fmt: skip
+    else:
+        from sagemaker.estimator import Estimator
+        from sagemaker.inputs import TrainingInput
+        from sagemaker.session import Session
+        from sagemaker.telemetry import telemetry_logging
+
+        telemetry_logging._send_telemetry_request = lambda *a: None
+        session = Session(boto_session=boto3.Session(), default_bucket="another")  # its own would be asked for at STS
+        for path, key in files.items():
+            session.upload_data(path, bucket=BUCKET, key_prefix=key)
+        Estimator(
+            algorithm["TrainingImage"], ROLE, resources["InstanceCount"], resources["InstanceType"],
+            sagemaker_session=session, base_job_name=request["TrainingJobName"], input_mode="FastFile",
+            hyperparameters=request["HyperParameters"], environment=request["Environment"],
+            output_path=request["OutputDataConfig"]["S3OutputPath"],
+            checkpoint_s3_uri=request["CheckpointConfig"]["S3Uri"],
+        ).fit(
+            {
+                channel["ChannelName"]: TrainingInput(
+                    channel["DataSource"]["S3DataSource"]["S3Uri"], input_mode=channel["InputMode"]
+                )
+                for channel in request["InputDataConfig"]
+            },
+            wait=False,
+        )  # fmt: skip
+
+
+def worker(side: str, request: dict[str, Any], files: dict[str, str]) -> None:
+    """Two launches in this process; prints their seconds and HTTP requests as JSON."""
+    began = time.perf_counter()
+    import botocore.httpsession
+
+    send = botocore.httpsession.URLLib3Session.send
+    calls: list[str] = []
+
+    def watched(self: Any, asked: Any) -> Any:
+        target = asked.headers.get("X-Amz-Target")
+        name = (target.decode() if isinstance(target, bytes) else target) if target else f"{asked.method} {asked.url}"
+        calls.append(name.rpartition(".")[2] if target else name.split("?")[0].split(" ")[0] + " S3")
+        if name.endswith("CreateTrainingJob"):
+            raise Sent
+        return send(self, asked)
+
+    botocore.httpsession.URLLib3Session.send = watched  # type: ignore[method-assign]
+    result: dict[str, Any] = {}
+    for which in ("cold", "warm"):
+        calls.clear()
+        prefix = f"{side}-{uuid.uuid4().hex[:8]}"
+        began = began if which == "cold" else time.perf_counter()
+        with contextlib.suppress(Sent):
+            ours(prefix) if side == "ours" else bare(
+                prefix, request, {path: f"{prefix}/{key}" for path, key in files.items()}
+            )
+        result[which] = time.perf_counter() - began
+        result["calls"] = list(calls)
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(**json.loads(options.worker))
+        return
+    import tempfile
+    from pathlib import Path
+
+    import smtrain
+    from smtrain.job.bundle import build_bundle
+    from smtrain.local import ensure_running
+
+    plane = ensure_running()
+    with contextlib.suppress(plane.session().client("s3").exceptions.BucketAlreadyOwnedByYou):
+        plane.session().client("s3").create_bucket(Bucket=BUCKET)
+    environment = {
+        **os.environ, **plane.environment(), "SAGEMAKER_VALIDATE_ROLE": "false",
+        "SAGEMAKER_SUPPRESS_V2_WARNING": "1", "PYTHONWARNINGS": "ignore",
+    }  # fmt: skip
+    seen: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
+    with tempfile.TemporaryDirectory() as folder:
+        bundle, config = Path(folder, "bundle.tar.gz"), Path(folder, "config.json")
+        bundle.write_bytes(build_bundle().data)
+        config.write_text(json.dumps(smtrain.load_config(config_of("x")).for_stage("train"), indent=2))
+        request = smtrain.request(config_of("x"), set_=[f"compute.region={plane.region}"])
+        files = {str(bundle): "code", str(config): "configs"}
+        for round_ in range(options.rounds + 1):
+            for side in seen:
+                asked = json.dumps({"side": side, "request": request, "files": files})
+                command = [sys.executable, __file__, "--worker", asked]
+                done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                if round_:  # the first round fills the page cache
+                    seen[side].append(json.loads(done.stdout.splitlines()[-1]))
+
+    def ratio(which: str) -> float:
+        pairs = zip(seen["ours"], seen["bare"], strict=True)
+        return round(statistics.median(a[which] / b[which] for a, b in pairs), 3)
+
+    def seconds(side: str, which: str) -> float:
+        return round(statistics.median(row[which] for row in seen[side]), 3)
+
+    result = {
+        "over_sdk": ratio("cold"),
+        "over_sdk_warm": ratio("warm"),
+        "api_calls": len(seen["ours"][-1]["calls"]),
+        "api_calls_bare": len(seen["bare"][-1]["calls"]),
+        **{f"{side}_{which}_s": seconds(side, which) for side in seen for which in ("cold", "warm")},
+        "calls": seen["ours"][-1]["calls"],
+        "calls_bare": seen["bare"][-1]["calls"],
+        "sdk": _sdk(),
+    }
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:16} {value}")
+
+
+def _sdk() -> str:
+    from smtrain.sdk import installed
+
+    found = installed()
+    if found is None:
+        raise SystemExit("scripts/bench launch: no SageMaker SDK is installed to compare with")
+    return found
+
+
+if __name__ == "__main__":
+    main()
