@@ -19,7 +19,9 @@ _ERROR = re.compile(
 # torchrun's last words: the first of its own processes that failed.
 _ROOT = re.compile(r"^\s*Root Cause \(first observed failure\)")
 _FIELD = re.compile(r"^\s*(rank|exitcode)\s*: (-?\d+)")
-_BAREST = re.compile(r"^(Fatal Python error|terminate called|Segmentation fault|.*\bcore dumped\b|Killed$)")
+_BAREST = re.compile(
+    r"^(Fatal Python error|Timeout \(\d+:\d\d:\d\d\)!|terminate called|Segmentation fault|.*\bcore dumped\b|Killed$)"
+)
 
 
 @dataclass

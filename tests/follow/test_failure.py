@@ -210,6 +210,15 @@ RuntimeError: The PyTorch Neuron Runtime could not be initialized. Neuron Driver
     "nan": """
 algo-1, rank 0: train.lr: loss nan and grad norm nan at step 812, samples 415232 to 415743; lower the learning rate or look at these samples, the run goes on from its last checkpoint
 """,
+    "loss-exploded": """
+algo-1, rank 0: train.lr: the loss exploded to 48.2 (usually 3.1) at steps 90 to 99, samples 46080 to 51199; lower the learning rate or look at these samples, the run goes on from its last checkpoint
+""",
+    "stall": """
+no step after step 41; where this rank stands:
+Thread 0x00007f2d (most recent call first):
+  File "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", line 2770 in all_reduce
+algo-2, rank 6: train.stall_minutes: nothing was done for 10 minutes after step 41; the log says where each rank stands, the run goes on from its last checkpoint
+""",
     "disk-full": """
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/opt/ml/input/data/code/smtrain/checkpoint/native_writer.py", line 61, in write
