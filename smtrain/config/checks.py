@@ -226,6 +226,7 @@ def secret_faults(config: JobConfig) -> Iterator[Fault]:
 def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for name, item in value.items():
+            yield key, str(name)  # told as the place it stands in: the name may be the secret
             yield from _texts(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, (list, tuple)):
         for item in value:

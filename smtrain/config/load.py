@@ -85,7 +85,8 @@ def _read(source: Source | None) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
-        raise ConfigError([f"{path}: not YAML{line} ({getattr(error, 'problem', None) or error})"]) from None
+        problem = hide(str(getattr(error, "problem", None) or error))
+        raise ConfigError([f"{path}: not YAML{line} ({problem})"]) from None
     if loaded is None:
         raise ConfigError([f"{path}: is empty; a config needs at least model.path"])
     if not isinstance(loaded, dict):

@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 
 from smtrain.config import JobConfig
+from smtrain.config.checks import secret_faults
+from smtrain.config.secrets import hide
 from smtrain.errors import ConfigError
 from smtrain.job.target import Target
 
@@ -43,7 +45,10 @@ def sagemaker_defaults(target: Target) -> dict[str, Any]:
 
 
 def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
-    """The config with everything that it leaves open taken from SageMaker's defaults."""
+    """The config with everything that it leaves open taken from SageMaker's defaults.
+
+    Raises `ConfigError` where they hold a secret written out.
+    """
     job = defaults.get("TrainingJob") or {}
     vpc, output = job.get("VpcConfig") or {}, job.get("OutputDataConfig") or {}
     session = ((defaults.get("PythonSDK") or {}).get("Modules") or {}).get("Session") or {}
@@ -62,7 +67,7 @@ def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
     place = output.get("S3OutputPath") or (f"s3://{prefix}" if bucket else None)
     volume_key = (job.get("ResourceConfig") or {}).get("VolumeKmsKeyId")
     tags = {tag["Key"]: tag.get("Value", "") for tag in job.get("Tags") or []}
-    return config.model_copy(
+    merged = config.model_copy(
         update={
             "compute": config.compute.model_copy(
                 update={
@@ -81,6 +86,9 @@ def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
             "tags": {**tags, **config.tags},
         }
     )
+    if faults := [text for _, text in secret_faults(merged)]:
+        raise ConfigError([hide(f"SageMaker's defaults file, {text}") for text in faults])
+    return merged
 
 
 def _read(target: Target, path: str, *, required: bool) -> str | None:

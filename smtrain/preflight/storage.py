@@ -38,9 +38,11 @@ def buckets(context: Context) -> Iterator[Finding]:
 def inputs(context: Context) -> Iterator[Finding]:
     """What s3:// inputs of the config's own hold: neither nothing nor a great many tiny objects."""
     config = context.config
-    given = {"data.path": context.chain.given.data.path, "model.path": context.chain.given.model.path}
-    for key, uri in {**given, "data.prepared": config.data.prepared}.items():
-        if not uri or not uri.startswith("s3://") or (key == "data.path" and "prepare" not in context.stages):
+    given = context.chain.given
+    key = "data.sources" if given.data.sources else "data.path"
+    texts = [(key, source.path) for source in given.data.all_sources] if "prepare" in context.stages else []
+    for key, uri in [*texts, ("model.path", given.model.path), ("data.prepared", config.data.prepared)]:
+        if not uri or not uri.startswith("s3://"):
             continue
         sizes = _sizes(context, uri)
         total = sum(sizes)

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from smtrain.config.secrets import is_secret
+from smtrain.errors import ConfigError
 from smtrain.job.inputs import split_uri
 from smtrain.job.target import Target
 
@@ -50,3 +52,22 @@ def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]
         "sagemaker_metrics_client": later("sagemaker-metrics"),
         "default_bucket": split_uri(request["OutputDataConfig"]["S3OutputPath"])[0],
     }
+
+
+def refuse_secrets(request: dict[str, Any]) -> None:
+    """Raise `ConfigError` where an altered object would show a secret to whoever may describe its job."""
+    faults = []
+    for section in ("Environment", "HyperParameters"):
+        for name, value in (request.get(section) or {}).items():
+            if is_secret(name):
+                faults.append(f"{section} has a name that looks like a secret")
+            elif isinstance(value, str) and is_secret(value, name):  # else a pipeline's variable
+                faults.append(f"{section}[{name!r}] looks like a secret")
+    faults += [
+        f"tag {number} looks like a secret"
+        for number, tag in enumerate(request.get("Tags") or [], 1)
+        if any(isinstance(text, str) and is_secret(text) for text in tag.values())
+    ]
+    if faults:
+        remedy = "which anyone who may describe the job could read; keep it in Secrets Manager (model.token)"
+        raise ConfigError([f"{fault}, {remedy}" for fault in faults])

@@ -12,7 +12,7 @@ from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
 from smtrain.job.target import Target
-from smtrain.sdk.session import CONFIG, session_arguments
+from smtrain.sdk.session import CONFIG, refuse_secrets, session_arguments
 
 
 class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
@@ -43,6 +43,7 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
         The SDK's method without its telemetry, which reports each call and swallows Ctrl-C (it returns None while the
         job runs on).
         """
+        refuse_secrets({"Environment": self.environment, "HyperParameters": self.hyperparameters(), "Tags": self.tags})
         if self._prepare:
             self._prepare()
         fit = EstimatorBase.fit

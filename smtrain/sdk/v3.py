@@ -28,7 +28,7 @@ from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.train import ModelTrainer
 
 from smtrain.job.target import Target
-from smtrain.sdk.session import CONFIG, session_arguments
+from smtrain.sdk.session import CONFIG, refuse_secrets, session_arguments
 
 
 class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
@@ -82,6 +82,7 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
             }
         if self.profiler_config is not None:
             made["ProfilerConfig"] = self.profiler_config
+        refuse_secrets(made)
         return made
 
     def _populate_intelligent_defaults(self) -> None:

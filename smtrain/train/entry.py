@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from smtrain.config import JobConfig
+from smtrain.config.secrets import hide
 from smtrain.container import Container
 from smtrain.errors import SmtrainError
 
@@ -25,12 +26,14 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
     except Exception as error:
         # One write, marked as torch marks a rank's traceback: other ranks write to the same log.
         mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
-        sys.stderr.write("".join(f"{mark}{line}" for line in traceback.format_exc().splitlines(keepends=True)))
+        told = hide(traceback.format_exc())
+        sys.stderr.write("".join(f"{mark}{line}" for line in told.splitlines(keepends=True)))
         fail(container, f"{type(error).__name__}: {error}")
 
 
 def fail(container: Container, message: str) -> None:
     """Report a failure where SageMaker and people look for it, and end the process with status 1."""
+    message = hide(message)
     rank = os.environ.get("RANK")
     where = f"{container.host}, rank {rank}" if rank else container.host
     sys.stderr.write(f"{where}: {message}\n")

@@ -100,6 +100,7 @@ def test_names_hashes_uris_arns_and_digests_pass(value: str) -> None:
 def test_no_message_about_a_config_repeats_a_secret(raw: dict[str, Any], tmp_path: Path) -> None:
     token = ISSUED["hugging face"]
     (tmp_path / "run.yaml").write_text(f"model:\n  path: {raw['model']['path']}\n  token: {token}\n")
+    (tmp_path / "alias.yaml").write_text(f"name: *{token}\n")
     for source, set_ in (
         (tmp_path / "run.yaml", []),
         ({**raw, "train": {"lr": token}}, []),
@@ -107,6 +108,9 @@ def test_no_message_about_a_config_repeats_a_secret(raw: dict[str, Any], tmp_pat
         (raw, [f"compute.environment.HF_TOKEN={token}"]),
         (raw, [f"compute.environment {token}"]),
         (raw, [f"tags.note=see {token}"]),
+        ({**raw, "tags": {token: "x"}}, []),
+        ({**raw, "compute": {**raw["compute"], "environment": {token: "x"}}}, []),
+        (tmp_path / "alias.yaml", []),
     ):
         with pytest.raises(smtrain.ConfigError) as caught:
             smtrain.load_config(source, set_=set_)

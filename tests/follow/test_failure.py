@@ -274,6 +274,26 @@ def test_a_known_message_in_the_log_finds_its_cause(name: str) -> None:
     assert f"cause: {why.cause.cause}\nto do: {why.cause.do}" in str(why)
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (
+            "algo-1, rank 0: train.lr: the loss exploded to 61.2 (usually 3.1) at steps 100 to 102, samples 0 to 7",
+            "nan",
+        ),
+        (
+            "algo-2, rank 9: train.stall_minutes: nothing was done for 30 minutes after step 7; the log says",
+            "collective-hang",
+        ),
+        ("ERROR: No matching distribution found for gigatoken>=0.10", "library-missing"),
+    ],
+)
+def test_our_own_words_find_their_cause(words: str, name: str) -> None:
+    why = explain("job", failed("AlgorithmError: , exit code: 1"), lines(words))
+    assert why.cause
+    assert why.cause.name == name
+
+
 @pytest.mark.parametrize("name", REASONS)
 def test_a_known_reason_finds_its_cause(name: str) -> None:
     why = explain("job", failed(REASONS[name]), [])

@@ -19,6 +19,7 @@ from smtrain.preflight.limits import violations
 from tests.preflight.account import Account, Answer
 
 ROLE = "arn:aws:iam::123456789012:role/training"
+OTHER_ROLE = "arn:aws:iam::123456789012:role/of/training"
 TYPE, CPU = "ml.trn1.32xlarge", "ml.m5.4xlarge"
 TRUST = {
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}]
@@ -33,10 +34,10 @@ def listed(*quotas: dict[str, Any]) -> dict[str, Any]:
     return {"Quotas": list(quotas)}
 
 
-def role(trust: dict[str, Any] = TRUST) -> dict[str, Any]:
+def role(trust: dict[str, Any] = TRUST, arn: str = ROLE) -> dict[str, Any]:
     return {
         "Role": {
-            "Path": "/", "RoleName": "training", "RoleId": "A" * 20, "Arn": ROLE, "CreateDate": "2026-01-01T00:00:00Z",
+            "Path": "/", "RoleName": "training", "RoleId": "A" * 20, "Arn": arn, "CreateDate": "2026-01-01T00:00:00Z",
             "AssumeRolePolicyDocument": json.dumps(trust),
         }
     }  # fmt: skip
@@ -177,6 +178,7 @@ def test_a_quota_without_an_applied_value_has_aws_default_and_an_unlisted_one_is
     ("answers", "check", "said"),
     [
         ({"iam_GetRole": "NoSuchEntity"}, "role", "there is no role training"),
+        ({"iam_GetRole": role(arn=OTHER_ROLE)}, "role", "is arn:aws:iam::123456789012:role/of/training"),
         ({"iam_GetRole": role({"Statement": []})}, "role", "does not trust sagemaker.amazonaws.com"),
         ({"iam_SimulatePrincipalPolicy": lambda g: allowing(g, "s3:PutObject")}, "permissions", "may not s3:PutObject"),
         ({"ecr_BatchGetImage": "RepositoryNotFoundException"}, "image", "there is no repository own"),
@@ -234,6 +236,37 @@ def test_the_image_must_have_what_the_engine_needs(aws: dict[str, Any]) -> None:
     assert "is in eu-west-1, and the job runs in us-east-1" in only_fault(report(elsewhere, "image"), "image")
     hub = with_(elsewhere, "compute", image="docker.io/library/python:3.12")
     assert "is not in Amazon ECR" in only_fault(report(hub, "image"), "image")
+
+
+def test_the_images_release_must_ship_the_library_and_its_end_of_life_is_said(aws: dict[str, Any]) -> None:
+    repository = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-py312"
+    config = {**with_(aws, "train", engine="nxd"), "parallel": {"tp": 4, "pp": 2, "sequence_parallel": True}}
+    last = report(with_(config, "compute", image=f"{repository}-sdk2.30.0-ubuntu24.04"), "image")
+    assert last.ok
+    assert "Neuron 2.30.0 is the last release whose image ships it" in last.warnings[0].text
+    assert "end of life" in last.warnings[0].text
+    later = report(with_(config, "compute", image=f"{repository}-sdk2.32.0-ubuntu24.04"), "image")
+    assert "the image has Neuron 2.32.0, and engine nxd needs" in only_fault(later, "image")
+    own = report(with_(config, "compute", image="123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"), "image")
+    assert own.ok
+    assert "cannot be told from here" in own.warnings[0].text
+
+
+@pytest.mark.parametrize(
+    ("token", "answers", "said"),
+    [
+        ({"secret": "team/hub"}, {"secretsmanager_DescribeSecret": "ResourceNotFoundException"}, "no secret team/hub"),
+        ({"ssm": "/team/hub"}, {"ssm_DescribeParameters": {"Parameters": []}}, "no SSM parameter /team/hub"),
+    ],
+)
+def test_the_token_must_be_there_by_its_name(
+    aws: dict[str, Any], token: dict[str, str], answers: dict[str, Any], said: str
+) -> None:
+    gated = {**aws, "model": {"path": "hf://org/gated", "token": token}}
+    assert said in only_fault(report(gated, "token", **answers), "token")
+    unread = report(gated, "token")
+    assert unread.ok
+    assert "could not be checked: you may not" in unread.warnings[0].text
 
 
 def put(uri: str, files: dict[str, Any]) -> None:
@@ -298,6 +331,8 @@ def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[s
     tiny = report(there, "inputs", s3_ListObjectsV2=lambda _: next(pages)).warnings
     assert "2,000 objects" in tiny[0].text
     assert "below 1 MiB" in tiny[0].text
+    mixed = {**aws, "data": {"sources": [{"path": f"s3://{bucket}/text"}, {"path": f"s3://{bucket}/nowhere"}]}}
+    assert f"data.sources: s3://{bucket}/nowhere is empty" in only_fault(report(mixed, "inputs"), "inputs")
 
 
 def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucket: str) -> None:
@@ -319,6 +354,10 @@ def test_memory_time_and_money_come_from_the_plan(aws: dict[str, Any]) -> None:
     assert any("memory" in f.text for f in report(big, "memory").faults)
     late = with_(with_(aws, "train", save_interval=100, steps=10**7, seq_len=256), "compute", max_run=1)
     assert "ends before the first checkpoint" in only_fault(report(late, "time"), "time")
+    long = report(with_(with_(aws, "train", save_interval=1, steps=10**7), "compute", max_run="2h"), "time")
+    assert long.ok
+    assert "longer than compute.max_run of 2 h 00 min" in long.warnings[0].text
+    assert "it goes on where it was" in long.warnings[0].remedy
     dear = with_(with_(aws, "train", steps=10**8), "compute", price_limit=1)
     told = only_fault(report(dear, "price"), "price")
     assert "above compute.price_limit = $1.00" in told
@@ -338,7 +377,8 @@ def test_api_limits_are_told_all_at_once(aws: dict[str, Any]) -> None:
 
 def test_the_whole_model_of_the_api_is_kept_to() -> None:
     request = {
-        "TrainingJobName": "-" + "x" * 70, "RoleArn": "arn:aws:iam::1:role/x", "HyperParameters": {"a": "x" * 2501},
+        "TrainingJobName": "-" + "x" * 70, "RoleArn": "arn:aws:iam::1:role/x",
+        "HyperParameters": {"a": "x" * 2501} | {f"h{i}": "1" for i in range(100)},
         "InputDataConfig": [
             {"ChannelName": f"c{i}", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b"}}}
             for i in range(21)
@@ -350,6 +390,7 @@ def test_the_whole_model_of_the_api_is_kept_to() -> None:
     told = "\n".join(violations(request))
     assert "TrainingJobName has 71 characters, 63 are allowed" in told
     assert "HyperParameters['a'] has 2501 characters" in told
+    assert "HyperParameters has 101 entries, 100 are allowed" in told
     assert "InputDataConfig has 21 entries, 20 are allowed" in told
     assert "'ml.trn3.huge', which this botocore's SageMaker does not know" in told
     assert "Tags[0].Value does not match" in told

@@ -61,6 +61,21 @@ def test_what_the_config_leaves_open_comes_from_the_file(open_: dict[str, Any]) 
     assert smtrain.request(open_, stage="prepare")["ResourceConfig"]["VolumeKmsKeyId"] == "key-of-volumes"
 
 
+@pytest.mark.parametrize(
+    "section",
+    [{"Environment": {"HF_TOKEN": "correct horse"}}, {"Tags": [{"Key": "note", "Value": "hf_" + "aBcDeF" * 6}]}],
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(
+    plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, Any]
+) -> None:
+    (tmp_path / "user.yaml").write_text(yaml.safe_dump({"SageMaker": {"TrainingJob": section}}))
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "user.yaml"))
+    with pytest.raises(smtrain.ConfigError, match=r"SageMaker's defaults file, .*looks like a secret") as caught:
+        smtrain.request(plain)
+    assert "correct horse" not in str(caught.value)
+    assert "aBcDeF" not in str(caught.value)
+
+
 @pytest.mark.usefixtures("files")
 def test_what_the_config_says_wins(full: dict[str, Any]) -> None:
     raw = {

@@ -1,0 +1,67 @@
+"""A run whose loss goes wrong, or that stands still, says so and ends."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smtrain.errors import SmtrainError
+from smtrain.train.health import HISTORY, PATIENCE, LossWatch, StallWatch
+
+
+def step(loss: float, grad_norm: float = 1.0) -> Any:
+    return SimpleNamespace(loss=loss, grad_norm=grad_norm)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (float("inf"), 1.0), (2.0, float("nan"))])
+def test_a_loss_that_is_no_number_names_step_and_samples(loss: float, norm: float) -> None:
+    with pytest.raises(SmtrainError, match=r"at step 7, samples 96 to 111; lower the learning rate"):
+        LossWatch().check(7, step(loss, norm), range(96, 112))
+
+
+def test_an_explosion_is_several_steps_far_above_the_usual() -> None:
+    watch = LossWatch()
+    for number in range(HISTORY):
+        watch.check(number, step(3.0), range(8))
+    for number in range(2):  # one bad batch is forgiven as often as it comes
+        watch.check(number, step(50.0), range(8))
+        watch.check(number, step(3.1), range(8))
+    for number in range(1, PATIENCE):
+        watch.check(99 + number, step(60.0), range(8))
+    with pytest.raises(SmtrainError, match=r"the loss exploded to 60 \(usually 3\.\d+\) at steps 100 to 102, samples"):
+        watch.check(99 + PATIENCE, step(60.0), range(8))
+
+
+def test_a_young_run_may_have_any_loss() -> None:
+    watch = LossWatch()
+    for number in range(HISTORY // 2):
+        watch.check(number, step(10.0 ** (number % 5)), range(8))
+
+
+def test_a_rank_that_stands_still_says_where_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    ended, said = threading.Event(), []
+
+    def fail(message: str) -> None:
+        said.append(message)
+        ended.set()
+
+    watch = StallWatch(0.5 / 60, fail)
+    try:
+        watch.beat("step 3")
+        assert ended.wait(120)
+    finally:
+        watch.close()
+    assert said[0].startswith("train.stall_minutes: nothing was done for ")
+    assert "after step 3" in said[0]
+    told = capfd.readouterr().err
+    assert "no step after step 3; where this rank stands:" in told
+    assert "test_a_rank_that_stands_still_says_where_and_ends" in told
+
+
+def test_no_minutes_never_end_it() -> None:
+    watch = StallWatch(0, lambda message: pytest.fail(message))
+    watch.beat("step 1")
+    watch.close()
