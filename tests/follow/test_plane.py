@@ -89,17 +89,17 @@ def command(*arguments: str) -> list[str]:
 
 def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) -> None:
     job = calm.synthetic_job(hosts=3, lines=400, seconds=8.0)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command("logs", job.name, "-f", "--plain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    assert process.stderr
-    first = [process.stdout.readline() for _ in range(40)]
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    # Not communicate(): it passes over what readline() has read ahead.
-    rest, errors = process.stdout.read(), process.stderr.read()
-    assert process.wait(60) == 130
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        first = [process.stdout.readline() for _ in range(40)]
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        # Not communicate(): it passes over what readline() has read ahead.
+        rest, errors = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 130
     assert "Traceback" not in errors
     assert f"left {job.name} running" in rest
     assert f"smtrain logs {job.name} --follow --resume --target local" in rest
