@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.job.handle import Job
     from smtrain.job.run import Run, launch, request, run
-    from smtrain.planner.api import Plan, plan
+    from smtrain.planner.api import plan
+    from smtrain.planner.result import Plan
     from smtrain.preflight import Finding, Report, check
     from smtrain.sdk.estimator import estimator
 
@@ -37,7 +38,7 @@ _HOME = {
     "launch": "smtrain.job.run",
     "request": "smtrain.job.run",
     "run": "smtrain.job.run",
-    "Plan": "smtrain.planner.api",
+    "Plan": "smtrain.planner.result",
     "plan": "smtrain.planner.api",
     "estimator": "smtrain.sdk.estimator",
     "check": "smtrain.preflight",

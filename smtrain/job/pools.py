@@ -56,8 +56,7 @@ class Pool:
 
 def available(target: Target) -> list[Pool]:
     """The warm pools of the account and region that a job could reuse now, the one kept longest first."""
-    from smtrain.planner.api import own_prices
-    from smtrain.planner.cost import Prices
+    from smtrain.planner.cost import Prices, own_prices
 
     prices = Prices(own_prices())
     found = []

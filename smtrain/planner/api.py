@@ -2,95 +2,27 @@
 
 from __future__ import annotations
 
-import glob
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from math import exp, isfinite
+from dataclasses import asdict
+from math import exp
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.config import JobConfig, load_config
+from smtrain.config import JobConfig
 from smtrain.config.load import Source
-from smtrain.config.units import spell
 from smtrain.errors import ConfigError
 from smtrain.facts import table
-from smtrain.model.families import ModelShape
 from smtrain.planner.calibration import UNCALIBRATED, half_width, nearest
-from smtrain.planner.cost import HOUR, Cost, Price, Prices, Saving, cost, saving, stage_seconds
+from smtrain.planner.caution import memory_warnings, run_warnings
+from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
+from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, refusals, search
-from smtrain.planner.setup import GIB, Machine, Mesh, Recompute, Work, named_shape
+from smtrain.planner.setup import GIB, Machine, Mesh, Work
+from smtrain.planner.subject import resolve, text_bytes, work_of
 from smtrain.planner.throughput import step_time
 
 RankBy = Literal["time", "cost"]
-# What an engine can leave to be computed again, and whether its backward pass gathers once more.
-_ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
-    "native": (("none", "full"), False),
-    "nxd": (("selective", "full"), True),
-}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One way to do the run, as the table of choices shows it."""
-
-    machines: str
-    mesh: Mesh
-    hours: float
-    dollars: float | None
-    core_gib: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run needs, takes and costs; figures in GiB, seconds, hours and dollars, None where unknown."""
-
-    model: str
-    parameters: int
-    machines: str
-    mesh: Mesh
-    fits: bool
-    faults: tuple[str, ...]
-    """Why it cannot run; empty if it fits."""
-    warnings: tuple[str, ...]
-    memory_gib: dict[str, float]
-    """Of the core that needs most, by part; `total` and `available` too."""
-    host_memory_gib: dict[str, float]
-    """At load, at save and during an asynchronous save; `available` too."""
-    step_s: dict[str, float] | None
-    """Seconds of an optimizer step by part, and `total`."""
-    sequences_per_s: dict[str, float] | None
-    """`value`, and the ends `low` and `high` of the 90 % interval."""
-    tokens_per_s: float | None
-    mfu: float | None
-    calibrated: bool
-    nearest: str | None
-    """The published run most like this one."""
-    hours: float | None
-    """Billed wall time of the train stage, interruptions and saving included."""
-    dollars: float | None
-    dollars_by_item: dict[str, float]
-    dollars_per_million_tokens: float | None
-    tokens_per_dollar: float | None
-    """As the published Trainium table counts: tokens of an undisturbed hour over its price."""
-    prices: tuple[Price, ...]
-    save: Saving | None
-    save_interval_steps: int | None
-    """The interval that loses least (Young/Daly), in steps."""
-    checkpoint_gib: float
-    choices: tuple[Choice, ...]
-    """The best five ways, this one among them or not."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; infinities become None."""
-        told: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str), parse_constant=lambda _: None)
-        return told
-
-    def __str__(self) -> str:
-        from smtrain.planner.show import summary
-
-        return summary(self)
 
 
 def plan(
@@ -106,7 +38,7 @@ def plan(
     `prices` is a file whose rows override the shipped ones; default: prices.toml in $SMTRAIN_HOME, if it is there.
     Raises `ConfigError` for a config that is wrong, a model or an instance type nobody told us about.
     """
-    config, shape = _resolve(source, model, set_, sections)
+    config, shape = resolve(source, model, set_, sections)
     known = Prices(prices or own_prices())
     work, recompute = work_of(config, shape)
     own = Machine.of(config.compute.instance_type, config.compute.instance_count, config.processes_per_instance)
@@ -156,8 +88,8 @@ def _plan(
     if step and not faults:
         fastest = min(same, key=lambda c: c.step_s) if same else None
         warnings += doubts(work, machine, mesh, fastest)
-        warnings += _run_warnings(config, work, machine, step.total, spent, lost)
-        warnings += _memory_warnings(work, machine, mesh, checkpoint_bytes(work))
+        warnings += run_warnings(config, work, machine, step.total, spent, lost)
+        warnings += memory_warnings(work, machine, mesh)
     if not calibrated:
         where = machine.type if near is None else f"this shape (nearest: {_name(near.run.id)})"
         warnings.append(
@@ -208,57 +140,6 @@ def _plan(
     )
 
 
-def _resolve(
-    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any]
-) -> tuple[JobConfig, ModelShape]:
-    named = named_shape(model) if model else None
-    if model and named:
-        sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
-    elif model:
-        sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
-    config = load_config(source, set_=set_, **sections)
-    return config, shape_of(config)
-
-
-def work_of(config: JobConfig, shape: ModelShape) -> tuple[Work, tuple[Recompute, ...]]:
-    """What a config trains, and which recomputations its engine knows."""
-    recompute, again = _ENGINES[config.train.engine]
-    train = config.train
-    return Work(shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again), recompute
-
-
-def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of a config's model: from its folder, or by name for what lies elsewhere. Raises `ConfigError`."""
-    if "://" not in config.model.path:
-        file = Path(config.model.path) / "config.json"
-        try:
-            return ModelShape.from_config(json.loads(file.read_text("utf-8")))
-        except (OSError, ValueError) as error:
-            raise ConfigError([f"model.path: {file} cannot be read ({error})"]) from None
-    if config.model.path.startswith("demo://"):
-        from smtrain.demo import inputs as demo
-
-        if config.model.path == demo.MODEL:
-            return ModelShape.from_config(demo.described())
-    shape = named_shape(config.model.path.partition("@")[0])
-    if shape is None:
-        raise ConfigError(
-            [
-                f"model.path: nothing is known about the model in {config.model.path}; give --model with a folder that "
-                f"has its config.json, or one of {', '.join(table('models')['models'])}"
-            ]
-        )
-    return shape
-
-
-def own_prices() -> Path | None:
-    """The user's price list in $SMTRAIN_HOME, if there is one."""
-    from os import environ
-
-    folder = Path(environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")  # read only: planning makes no folder
-    return folder / "prices.toml" if (folder / "prices.toml").is_file() else None
-
-
 def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, prices: Prices) -> Saving:
     interval = config.train.save_interval * step_s
     return saving(work, machine, interval, config.train.steps * step_s, config.compute.spot, prices.assumptions)
@@ -267,63 +148,12 @@ def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, pric
 def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices) -> Cost:
     stages = {}
     if steps:
-        stages = stage_seconds(
-            work, prices.assumptions, text_bytes=_text_bytes(config), accelerated=machine.accelerated
-        )
+        stages = stage_seconds(work, prices.assumptions, text_bytes=text_bytes(config), accelerated=machine.accelerated)
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
     return cost(
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
         stages=stages, cpu_type=config.compute.cpu_instance_type, region=config.compute.region, prices=prices,
     )  # fmt: skip
-
-
-def _text_bytes(config: JobConfig) -> float | None:
-    """Of text on this machine; what lies elsewhere is not looked at."""
-    paths = [source.path for source in config.data.all_sources]
-    if config.data.prepared or not paths or any("://" in path for path in paths):
-        return None
-    roots = [Path(p) for path in paths for p in (glob.glob(path, recursive=True) if glob.has_magic(path) else [path])]
-    files = [f for root in roots for f in (root.rglob("*") if root.is_dir() else [root])]
-    return float(sum(f.stat().st_size for f in files if f.is_file()))
-
-
-def _run_warnings(
-    config: JobConfig, work: Work, machine: Machine, step_s: float, spent: Cost | None, lost: Saving | None
-) -> list[str]:
-    if spent is None or lost is None:
-        return []
-    out = []
-    limit, wall = config.compute.max_run, spent.train_hours * HOUR
-    first = min(config.train.save_interval, config.train.steps) * step_s
-    if first > limit:
-        out.append(
-            f"compute.max_run: {spell(limit)} ends before the first checkpoint at {spell(first)} "
-            f"(train.save_interval {config.train.save_interval}): nothing would be kept"
-        )
-    elif wall > limit:
-        out.append(
-            f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would stop and have to be "
-            "started again"
-        )
-    if config.compute.spot and not isfinite(lost.stretch):
-        out.append("compute.spot: the run would practically never end between interruptions; save more often")
-    if lost.stretch > 1.05:
-        out.append(
-            f"saving every {config.train.save_interval} steps costs {lost.stretch - 1:.0%} of the time in saves and "
-            f"lost work; {max(1, round(lost.best_interval_s / step_s))} steps lose least"
-        )
-    return out
-
-
-def _memory_warnings(work: Work, machine: Machine, mesh: Mesh, checkpoint: float) -> list[str]:
-    host, out = host_memory(work, machine, mesh), []
-    for what, need in (("loading", host.load), ("saving", host.save), ("saving asynchronously", host.async_save)):
-        if need > machine.host_bytes:
-            out.append(
-                f"host memory: {what} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}: "
-                f"short by {(need - machine.host_bytes) / GIB:.0f} GiB"
-            )
-    return out
 
 
 def _name(run: str) -> str:

@@ -13,9 +13,9 @@ def choose(config: JobConfig) -> dict[str, Any]:
     Raises `ConfigError` where nothing fits, or where model or instance type are not known to the planner.
     """
     from smtrain.errors import ConfigError
-    from smtrain.planner.api import shape_of, work_of
     from smtrain.planner.search import search
     from smtrain.planner.setup import Machine
+    from smtrain.planner.subject import shape_of, work_of
 
     work, recompute = work_of(config, shape_of(config))
     compute = config.compute

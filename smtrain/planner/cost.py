@@ -146,3 +146,11 @@ def stage_seconds(work: Work, a: dict[str, float], *, text_bytes: float | None, 
     if accelerated:
         out["compile"] = a["compile_minutes"] * 60
     return out
+
+
+def own_prices() -> Path | None:
+    """The user's price list in $SMTRAIN_HOME, if there is one."""
+    from os import environ
+
+    folder = Path(environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")  # read only: planning makes no folder
+    return folder / "prices.toml" if (folder / "prices.toml").is_file() else None

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
-from smtrain.planner.api import shape_of, work_of
 from smtrain.planner.search import refusals
 from smtrain.planner.setup import Machine, Mesh
+from smtrain.planner.subject import shape_of, work_of
 
 KEY = "compute.fallback_instance_types"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smtrain.config.units import spell
-from smtrain.planner.api import Choice, Plan
+from smtrain.planner.result import Choice, Plan
 
 
 def summary(plan: Plan) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smtrain.planner.api import Plan
+    from smtrain.planner.result import Plan
 
 TAG = "smtrain:plan"
 _FIELDS = ("sequences_per_s", "low", "high", "tokens_per_s", "hours", "dollars")

@@ -15,7 +15,7 @@ from smtrain.job.stages import Chain
 from smtrain.preflight.findings import Finding
 
 if TYPE_CHECKING:
-    from smtrain.planner.api import Plan
+    from smtrain.planner.result import Plan
 
 Check = Callable[["Context"], Iterator[Finding]]
 # Codes by which AWS services say that the caller may not; S3's HEAD requests have no body and give the bare status.

@@ -12,7 +12,7 @@ from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
 
 if TYPE_CHECKING:
-    from smtrain.planner.api import Plan
+    from smtrain.planner.result import Plan
 
 HOUR = 3600.0
 

@@ -1,0 +1,50 @@
+"""What to mind about a run that fits: limits on its time, what saving costs, memory of the hosts."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from smtrain.config import JobConfig
+from smtrain.config.units import spell
+from smtrain.planner.cost import HOUR, Cost, Saving
+from smtrain.planner.memory import host_memory
+from smtrain.planner.setup import GIB, Machine, Mesh, Work
+
+
+def run_warnings(
+    config: JobConfig, work: Work, machine: Machine, step_s: float, spent: Cost | None, lost: Saving | None
+) -> list[str]:
+    if spent is None or lost is None:
+        return []
+    out = []
+    limit, wall = config.compute.max_run, spent.train_hours * HOUR
+    first = min(config.train.save_interval, config.train.steps) * step_s
+    if first > limit:
+        out.append(
+            f"compute.max_run: {spell(limit)} ends before the first checkpoint at {spell(first)} "
+            f"(train.save_interval {config.train.save_interval}): nothing would be kept"
+        )
+    elif wall > limit:
+        out.append(
+            f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would stop and have to be "
+            "started again"
+        )
+    if config.compute.spot and not isfinite(lost.stretch):
+        out.append("compute.spot: the run would practically never end between interruptions; save more often")
+    if lost.stretch > 1.05:
+        out.append(
+            f"saving every {config.train.save_interval} steps costs {lost.stretch - 1:.0%} of the time in saves and "
+            f"lost work; {max(1, round(lost.best_interval_s / step_s))} steps lose least"
+        )
+    return out
+
+
+def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
+    host, out = host_memory(work, machine, mesh), []
+    for what, need in (("loading", host.load), ("saving", host.save), ("saving asynchronously", host.async_save)):
+        if need > machine.host_bytes:
+            out.append(
+                f"host memory: {what} takes {need / GIB:.0f} GiB of {machine.host_bytes / GIB:.0f}: "
+                f"short by {(need - machine.host_bytes) / GIB:.0f} GiB"
+            )
+    return out

@@ -1,0 +1,76 @@
+"""What a config trains, as the planner counts it: the model's shape, the work of a step, the size of the text."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smtrain.config import JobConfig, load_config
+from smtrain.config.load import Source
+from smtrain.errors import ConfigError
+from smtrain.facts import table
+from smtrain.model.families import ModelShape
+from smtrain.planner.setup import Recompute, Work, named_shape
+
+# What an engine can leave to be computed again, and whether its backward pass gathers once more.
+_ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
+    "native": (("none", "full"), False),
+    "nxd": (("selective", "full"), True),
+}
+
+
+def resolve(
+    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any]
+) -> tuple[JobConfig, ModelShape]:
+    """The config, with `model` (a known name or a folder) in place of its `model.path`, and the model's shape."""
+    named = named_shape(model) if model else None
+    if model and named:
+        sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
+    elif model:
+        sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
+    config = load_config(source, set_=set_, **sections)
+    return config, shape_of(config)
+
+
+def work_of(config: JobConfig, shape: ModelShape) -> tuple[Work, tuple[Recompute, ...]]:
+    """What a config trains, and which recomputations its engine knows."""
+    recompute, again = _ENGINES[config.train.engine]
+    train = config.train
+    return Work(shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again), recompute
+
+
+def shape_of(config: JobConfig) -> ModelShape:
+    """The shape of a config's model: from its folder, or by name for what lies elsewhere. Raises `ConfigError`."""
+    if "://" not in config.model.path:
+        file = Path(config.model.path) / "config.json"
+        try:
+            return ModelShape.from_config(json.loads(file.read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            raise ConfigError([f"model.path: {file} cannot be read ({error})"]) from None
+    if config.model.path.startswith("demo://"):
+        from smtrain.demo import inputs as demo
+
+        if config.model.path == demo.MODEL:
+            return ModelShape.from_config(demo.described())
+    shape = named_shape(config.model.path.partition("@")[0])
+    if shape is None:
+        raise ConfigError(
+            [
+                f"model.path: nothing is known about the model in {config.model.path}; give --model with a folder that "
+                f"has its config.json, or one of {', '.join(table('models')['models'])}"
+            ]
+        )
+    return shape
+
+
+def text_bytes(config: JobConfig) -> float | None:
+    """Of text on this machine; what lies elsewhere is not looked at."""
+    paths = [source.path for source in config.data.all_sources]
+    if config.data.prepared or not paths or any("://" in path for path in paths):
+        return None
+    roots = [Path(p) for path in paths for p in (glob.glob(path, recursive=True) if glob.has_magic(path) else [path])]
+    files = [f for root in roots for f in (root.rglob("*") if root.is_dir() else [root])]
+    return float(sum(f.stat().st_size for f in files if f.is_file()))
