@@ -19,12 +19,14 @@ def stage(config: JobConfig, container: Container) -> None:
         max_new_tokens=asked.max_new_tokens,
         temperature=asked.temperature,
         seed=config.train.seed,
+        chat=config.train.objective == "sft",
     )
     pairs = [{"prompt": prompt, "completion": text} for prompt, text in zip(asked.prompts, texts, strict=True)]
     container.model_dir.mkdir(parents=True, exist_ok=True)
     (container.model_dir / "generation.json").write_text(json.dumps(pairs, indent=2) + "\n", "utf-8")
+    between = "\n" if config.train.objective == "sft" else ""
     for pair in pairs:
-        print(f"> {pair['prompt']}{pair['completion']}", flush=True)
+        print(f"> {pair['prompt']}{between}{pair['completion']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from smtrain.train.entry import main
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.data.cleaning import Cleaning
     from smtrain.data.prepare import prepare
+    from smtrain.data.sft import prepare_sft
     from smtrain.data.sources import HUB
 
     data = config.data
@@ -25,18 +26,27 @@ def stage(config: JobConfig, container: Container) -> None:
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)
     ]
-    manifest = prepare(
-        sources,
-        container.model_dir,
-        container.channel("model"),
-        seq_len=config.train.seq_len,
-        text_column=data.text_column,
-        format=data.format,
-        separator=data.separator,
-        cleaning=Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
-        workers=data.workers,
-        max_bad=data.max_bad,
-    )
+    common = {"seq_len": config.train.seq_len, "workers": data.workers, "max_bad": data.max_bad}
+    if config.train.objective == "sft":
+        manifest = prepare_sft(
+            sources,
+            container.model_dir,
+            container.channel("model"),
+            format=data.format,
+            overlong=data.overlong,
+            **common,
+        )
+    else:
+        manifest = prepare(
+            sources,
+            container.model_dir,
+            container.channel("model"),
+            text_column=data.text_column,
+            format=data.format,
+            separator=data.separator,
+            cleaning=Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
+            **common,
+        )
     print(
         f"{manifest.documents} documents, {manifest.tokens} tokens, {manifest.samples} samples, "
         f"by {manifest.tokenized_by}",

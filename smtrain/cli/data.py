@@ -26,7 +26,9 @@ def prepare(
     output: Out,
     model: Model,
     seq_len: SeqLen = 4096,
-    form: Annotated[str, typer.Option("--format", help="auto, jsonl, parquet, arrow, text or megatron.")] = "auto",
+    form: Annotated[
+        str, typer.Option("--format", help="auto, jsonl, parquet, arrow, text, megatron, alpaca or messages.")
+    ] = "auto",
     text_column: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
     separator: Annotated[Optional[str], typer.Option(help="Between documents of plain text.")] = None,  # noqa: UP045
     unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
@@ -35,17 +37,26 @@ def prepare(
     deduplicate: Annotated[bool, typer.Option("--deduplicate", help="Leave out exact duplicates.")] = False,
     max_bad: Annotated[int, typer.Option(min=0, help="Unreadable records to skip before giving up.")] = 0,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
+    objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
+    overlong: Annotated[str, typer.Option(help="sft: truncate or drop longer samples.")] = "truncate",
     no_eod: Annotated[bool, typer.Option("--no-eod", help="No end-of-document token.")] = False,
 ) -> None:
     """Tokenize text; run it again after an interruption and it goes on where it was."""
+    if (objective, overlong) not in [(o, long) for o in ("pretrain", "sft") for long in ("truncate", "drop")]:
+        raise ConfigError(
+            [f"--objective {objective}, --overlong {overlong}: must be pretrain or sft, truncate or drop"]
+        )
     if unicode not in ("none", "nfc", "nfkc"):
         raise ConfigError([f"--unicode {unicode}: must be none, nfc or nfkc"])
-    cleaning = _module("cleaning").Cleaning(unicode, strip_control, min_characters, deduplicate)
-    made = _module("prepare").prepare(
-        inputs, Path(output), Path(model), seq_len=seq_len, text_column=text_column, format=form,
-        separator=separator.encode().decode("unicode_escape") if separator else None, cleaning=cleaning,
-        workers=workers, max_bad=max_bad, append_eod=not no_eod,
-    )  # fmt: skip
+    common: dict[str, Any] = {"seq_len": seq_len, "format": form, "workers": workers, "max_bad": max_bad}
+    if objective == "sft":
+        made = _module("sft").prepare_sft(inputs, Path(output), Path(model), overlong=overlong, **common)
+    else:
+        cleaning = _module("cleaning").Cleaning(unicode, strip_control, min_characters, deduplicate)
+        made = _module("prepare").prepare(
+            inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaning, append_eod=not no_eod,
+            separator=separator.encode().decode("unicode_escape") if separator else None, **common,
+        )  # fmt: skip
     print(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
     print(f"tokenized by {made.tokenized_by}")
     for reason, count in made.dropped.items():

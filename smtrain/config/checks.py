@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from smtrain.config.checks_data import Fault, data_faults, path_faults, template_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
 
-Fault = tuple[set[str], str]
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of the Hugging Face hub: its id, and a revision."""
 
@@ -77,22 +76,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     for i, beta in enumerate(train.betas):
         if not 0 <= beta < 1:
             yield {"train.betas"}, f"train.betas: number {i + 1} is {beta}; it must be at least 0 and below 1"
-    if config.data.sources and config.data.path:
-        yield {"data.path", "data.sources"}, "data.path, data.sources: both are set; name the path among the sources"
-    weighted = sum(source.weight is not None for source in config.data.sources)
-    if weighted not in (0, len(config.data.sources)):
-        yield (
-            {"data.sources"},
-            (
-                f"data.sources: {weighted} of {len(config.data.sources)} sources have a weight; "
-                "give one to every source, or to none"
-            ),
-        )
-    if config.network.isolation and any(source.path.startswith("hf://") for source in config.data.all_sources):
-        yield (
-            {"data.path", "data.sources", "network.isolation"},
-            "data.path: hf:// needs the network, which network.isolation takes away; give the files, or allow it",
-        )
+    yield from data_faults(config)
     if bool(config.network.subnets) != bool(config.network.security_group_ids):
         yield (
             {"network.subnets", "network.security_group_ids"},
@@ -236,7 +220,8 @@ def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def model_faults(config: JobConfig) -> Iterator[Fault]:
-    """What the model's own config.json shows, where it can be read without a network."""
+    """What the model's own files show, and whether the text is there: all that can be read without a network."""
+    yield from path_faults(config)
     if "://" in config.model.path:
         if config.model.path.startswith("hf://"):
             if not HUB.fullmatch(config.model.path):
@@ -268,11 +253,7 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
                 f"model.path: {folder} holds no tokenizer.json, which preparing text needs; save the tokenizer there "
                 "with AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
             )
-    for source in config.data.all_sources:
-        path = source.path
-        if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-            key = "data.sources" if config.data.sources else "data.path"
-            yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"
+        yield from template_faults(config, folder)
 
 
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:

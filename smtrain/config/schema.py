@@ -6,19 +6,15 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from smtrain.config.data import Data
+from smtrain.config.section import Section
 from smtrain.config.units import Seconds
 from smtrain.facts import instance
 
 Stage = Literal["fetch", "prepare", "convert", "train", "export", "generate"]
 STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "train", "export", "generate")
-
-
-class Section(BaseModel):
-    """Base of every section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Secret(Section):
@@ -42,55 +38,6 @@ class Model(Section):
     """The Hugging Face token that gated or private hf:// models and data need."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
-
-
-class TextSource(Section):
-    """One source of a mixture."""
-
-    path: str
-    """Like data.path."""
-    weight: float | None = Field(None, gt=0)
-    """Its share of the samples, relative to the others'; for all sources or for none (every sample once an epoch)."""
-
-
-class Data(Section):
-    """The text, and how it is read."""
-
-    path: str | None = None
-    """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT], or demo://python-stdlib."""
-    sources: tuple[TextSource, ...] = Field((), max_length=15)
-    """Instead of `path`: several sources, mixed by weight."""
-    prepared: str | None = None
-    """s3:// URI of a dataset that `prepare` wrote earlier; the prepare stage is then skipped."""
-    format: Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron"] = "auto"
-    """How to read the files; `auto` goes by their names."""
-    text_column: str = "text"
-    """The field (jsonl) or column (parquet, arrow) that holds the text."""
-    separator: str | None = Field(None, min_length=1)
-    """What stands between documents in plain text files; default: a file is a document."""
-    unicode: Literal["none", "nfc", "nfkc"] = "none"
-    """Unicode normalization of the text."""
-    strip_control: bool = False
-    """Remove control and zero-width characters and the carriage returns of line ends."""
-    min_characters: int = Field(0, ge=0)
-    """Leave out shorter documents, counted."""
-    deduplicate: bool = False
-    """Leave out documents that came before, exactly alike, counted; the first 25 million are remembered."""
-    max_bad: int = Field(0, ge=0)
-    """How many unreadable records to skip, each reported, before giving up."""
-    workers: int | None = Field(None, ge=1)
-    """Threads that tokenize; default: one per CPU core."""
-
-    @property
-    def all_sources(self) -> tuple[TextSource, ...]:
-        """`sources`, or `path` as the only one."""
-        return self.sources or ((TextSource(path=self.path),) if self.path else ())
-
-    @property
-    def weights(self) -> list[float] | None:
-        """One for each source; None where there are none."""
-        found = [source.weight for source in self.sources if source.weight is not None]
-        return found or None
 
 
 class Parallel(Section):
@@ -122,6 +69,8 @@ class Train(Section):
 
     engine: Literal["native", "nxd"] = "native"
     """What does the parallel work: torch alone, or neuronx-distributed (Trainium1; docs/nxd.md)."""
+    objective: Literal["pretrain", "sft"] = "pretrain"
+    """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
     steps: int = Field(1000, ge=0)
     """Optimizer steps in all; a run that resumes goes on up to this number."""
     global_batch_size: int = Field(8, ge=1)
@@ -235,7 +184,7 @@ class Generate(Section):
     """What the generate stage asks the exported model."""
 
     prompts: tuple[str, ...] = ("Once upon a time",)
-    """One completion each."""
+    """One completion each; with train.objective sft one answer, the prompt being what a user says."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest completion, in tokens."""
     temperature: float = Field(0.0, ge=0)
@@ -304,11 +253,20 @@ class JobConfig(Section):
         full = self.model_dump(mode="json")
         keys: dict[Stage, list[str]] = {
             "fetch": ["model.path", "model.token"],
-            "prepare": ["model.path", "model.token", "data", "train.seq_len"],
+            "prepare": ["model.path", "model.token", "data", "train.seq_len", "train.objective"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
-            "train": ["name", "model.path", "model.init", "data.sources", "parallel", "train", "checkpoint"],
+            "train": [
+                "name",
+                "model.path",
+                "model.init",
+                "data.sources",
+                "data.document_mask",
+                "parallel",
+                "train",
+                "checkpoint",
+            ],
             "export": ["model.path"],
-            "generate": ["model.path", "generate"],
+            "generate": ["model.path", "generate", "train.objective"],
         }
         kept: dict[str, Any] = {}
         for key in keys[stage]:
@@ -317,8 +275,9 @@ class JobConfig(Section):
                 kept.setdefault(section, {})[field] = full[section][field]
             else:
                 kept[section] = full[section]
-        if stage == "prepare":  # weights are the loader's: another mixture of the same tokens
+        if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
+            del kept["data"]["document_mask"]
         if stage == "train":
             kept["parallel"]["dp"] = self.dp
             kept["compute"] = {

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from smtrain.data.exchange import prefixes
 from smtrain.data.indexed import IndexedDataset
-from smtrain.data.manifest import NAME, Manifest
+from smtrain.data.manifest import MASK, NAME, Manifest
+from smtrain.data.packing import Packing
 from smtrain.data.tokenizer import load_tokenizer
 from smtrain.errors import DataError
 
@@ -34,7 +35,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> About:
 
     Raises DataError where it is neither.
     """
-    parts = [IndexedDataset(prefix) for prefix in prefixes(path)]
+    parts = [IndexedDataset(prefix) for prefix in prefixes(path, answers=True)]
     counts = np.zeros(0, np.int64)
     for part in parts:
         if part.dtype.kind == "f":
@@ -60,6 +61,8 @@ def inspect(path: Path, tokenizer: Path | None = None) -> About:
         manifest = Manifest.load(path)
         kept = ("seq_len", "samples", "eos_id", "append_eod", "tokenized_by", "bad_line_count", "dropped", "parts")
         facts |= {key: getattr(manifest, key) for key in kept}
+        if manifest.objective == "sft":
+            facts |= _packed(path, parts[0], manifest.seq_len)
     decoder = load_tokenizer(tokenizer) if tokenizer else None
     most = np.argsort(-counts, kind="stable")[:_TOP]
     top = [(int(i), decoder.decode([int(i)], skip_special_tokens=False) if decoder else None, counts[i] / tokens)
@@ -92,6 +95,18 @@ def save_picture(about: About, path: Path, title: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def _packed(path: Path, data: IndexedDataset, seq_len: int) -> dict[str, Any]:
+    """How instruction data fills its rows in an epoch, and the share of its tokens that is learned."""
+    sizes = data.lengths - 1  # the last token of a sample is predicted only
+    rows = Packing(0, sizes, seq_len).rows(0)
+    learned = int(IndexedDataset(path / MASK).tokens.sum(dtype=np.int64))
+    return {
+        "rows_an_epoch": rows,
+        "rows_filled": round(int(sizes.sum(dtype=np.int64)) / (rows * seq_len), 4),
+        "learned_tokens": learned,
+    }
 
 
 def _document_lengths(data: IndexedDataset) -> NDArray[np.int64]:

@@ -28,10 +28,19 @@ _FILE_BYTES = 500_000_000
 _COLUMNS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int64()}
 
 
-def prefixes(path: Path) -> list[Path]:
-    """The indexed datasets that a path means: those of a prepared folder, or the one whose prefix it is."""
+def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
+    """The indexed datasets that a path means: those of a prepared folder, or the one whose prefix it is.
+
+    Raises DataError for prepared instruction data, unless the caller knows of the `answers` marked beside it.
+    """
     if path.is_dir():
-        return [path / part["prefix"] for part in Manifest.load(path).parts]
+        manifest = Manifest.load(path)
+        if manifest.objective == "sft" and not answers:
+            raise DataError(
+                f"{path} holds instruction data, whose answers are marked in files of their own, which would be lost; "
+                "change the records and prepare them again."
+            )
+        return [path / part["prefix"] for part in manifest.parts]
     return [path.with_suffix("") if path.suffix in (".bin", ".idx") else path]
 
 

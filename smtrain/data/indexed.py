@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -158,6 +159,29 @@ def _parts(lengths: Path, count: int = 1 << 20) -> Iterator[NDArray[np.int32]]:
     with lengths.open("rb") as file:
         while raw := file.read(4 * count):
             yield np.frombuffer(raw, "<i4")
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an .idx says: `dtype` of the tokens, `lengths` int32[n], `offsets` int64[n] in bytes, `document_index`."""
+
+    dtype: np.dtype
+    lengths: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    document_index: NDArray[np.int64]
+
+
+def read_index(idx_path: Path) -> Index:
+    """An index in memory, by plain reads, which a FastFile channel needs; raises DataError where it is none."""
+    try:
+        with idx_path.open("rb") as file:
+            magic, version, code, count, documents = _HEADER.unpack(file.read(_HEADER.size))
+            columns = [np.fromfile(file, kind, n) for kind, n in (("<i4", count), ("<i8", count), ("<i8", documents))]
+    except (OSError, struct.error) as error:
+        raise DataError(f"{idx_path} cannot be read ({error}); prepare the data again.") from error
+    if magic != MAGIC or version != 1 or code not in _DTYPES or [len(c) for c in columns] != [count, count, documents]:
+        raise DataError(f"{idx_path} is not the whole index of a Megatron dataset; prepare the data again.")
+    return Index(_DTYPES[code], *columns)
 
 
 class IndexedDataset:

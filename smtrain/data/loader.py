@@ -54,7 +54,7 @@ class TokenLoader:
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
         self.manifest = Manifest.load(folder)
-        _check(self.manifest, folder, seq_len, vocab_size)
+        check_fits(self.manifest, folder, seq_len, vocab_size)
         self.seq_len = seq_len
         self.global_batch_size = global_batch_size
         self.samples = self.manifest.samples
@@ -71,7 +71,7 @@ class TokenLoader:
         self._order = Order(seed, [part["samples"] for part in parts], weights)
         self._paths = [folder / f"{part['prefix']}.bin" for part in parts]
         for path, part in zip(self._paths, parts, strict=True):
-            _check_size(path, part["tokens"] * self._dtype.itemsize)
+            check_size(path, part["tokens"] * self._dtype.itemsize)
         # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
         self._free = [_Files(self._paths) for _ in range(READERS)]
         self._closing = threading.Event()
@@ -186,7 +186,8 @@ def free_memory() -> int:
     return int(found[0]) * 1024 if found else 0
 
 
-def _check_size(path: Path, wanted: int) -> None:
+def check_size(path: Path, wanted: int) -> None:
+    """Raises DataError where a file cannot be read or has another number of bytes."""
     try:
         size = path.stat().st_size
         path.open("rb").close()
@@ -196,7 +197,8 @@ def _check_size(path: Path, wanted: int) -> None:
         raise DataError(f"{path} has {size} bytes and its manifest tells of {wanted}; prepare the data again.")
 
 
-def _check(manifest: Manifest, folder: Path, seq_len: int, vocab_size: int) -> None:
+def check_fits(manifest: Manifest, folder: Path, seq_len: int, vocab_size: int) -> None:
+    """Raises DataError where a dataset was prepared for another seq_len or vocabulary."""
     if manifest.seq_len != seq_len:
         raise DataError(
             f"{folder} was prepared for seq_len {manifest.seq_len} and train.seq_len is {seq_len}; "

@@ -14,6 +14,7 @@ from smtrain.errors import DataError
 FORMAT_VERSION = 1
 NAME = "manifest.json"
 PREFIX = "tokens"
+MASK = f"{PREFIX}_mask"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Manifest:
     (None without one). `samples` are windows of `seq_len` + 1 tokens, one every `seq_len`. `sources` has a row
     {name, bytes, documents} per file; `files` the size and SHA-256 of what was written; `bad_lines` the first few of
     `bad_line_count`. `parts` has a row {prefix, documents, tokens, samples} per source, in the order of the config;
-    `dropped` counts documents left out on purpose, by reason; `objective` sft means that PREFIX_mask lies beside.
+    `dropped` counts documents left out on purpose, by reason; `objective` sft means that the tokens
+    to learn are in MASK, the same documents in uint8.
     """
 
     vocab_size: int
@@ -47,6 +49,14 @@ class Manifest:
     objective: str = "pretrain"
     tokenized_by: str = ""
     format_version: int = FORMAT_VERSION
+
+    def check_objective(self, folder: Path, objective: str) -> None:
+        """Raises DataError where the dataset was prepared for another objective."""
+        if self.objective != objective:
+            raise DataError(
+                f"{folder} was prepared for train.objective: {self.objective} and it is {objective} here; "
+                "prepare it again or set train.objective to the former."
+            )
 
     def save(self, folder: Path) -> None:
         """Write beside and rename: the file is whole or absent."""

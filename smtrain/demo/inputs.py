@@ -1,7 +1,9 @@
-"""`demo://` inputs: the Python standard library's own source as text, and a small Llama with a tokenizer for it."""
+"""`demo://` inputs: the Python standard library's own source as text, questions about it with its docstrings for
+answers, and a small Llama with a tokenizer and a chat template."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -13,9 +15,17 @@ from typing import Any
 from smtrain.errors import ConfigError
 from smtrain.home import home
 
-TEXT, MODEL = "demo://python-stdlib", "demo://tiny-llama"
+TEXT, QUESTIONS, MODEL = "demo://python-stdlib", "demo://python-questions", "demo://tiny-llama"
 VOCABULARY = 512
 END = "<|endoftext|>"
+# alpaca's headings, which need no token of their own; the end of text ends an answer
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' %}### Response:\n{{ m.content }}{{ eos_token }}"
+    "{% elif m.role == 'user' %}### Instruction:\n{{ m.content }}\n\n"
+    "{% else %}{{ m.content }}\n\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}### Response:\n{% endif %}"
+)
 # 9.4 M parameters: 8 layers of 8 query and 4 key-value heads. The usual initializer_range of 0.02 stays at the
 # frequencies of single tokens for the 100 steps that the demo has; 1/sqrt(hidden_size) gets beyond them.
 LLAMA: dict[str, Any] = {
@@ -38,9 +48,9 @@ def materialise(uri: str) -> Path:
 
     Raises `ConfigError` for an unknown name.
     """
-    makers: dict[str, Callable[[Path], None]] = {TEXT: _write_text, MODEL: _write_model}
+    makers: dict[str, Callable[[Path], None]] = {TEXT: _write_text, QUESTIONS: _write_questions, MODEL: _write_model}
     if uri not in makers:
-        raise ConfigError([f"{uri}: no such demo input; there are {' and '.join(makers)}"])
+        raise ConfigError([f"{uri}: no such demo input; there are {', '.join(makers)}"])
     folder = home() / "demo" / uri.removeprefix("demo://")
     if not folder.is_dir():
         part = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -70,6 +80,22 @@ def _write_text(folder: Path) -> None:
                 out.write(json.dumps({"path": path.relative_to(library).as_posix(), "text": text}) + "\n")
 
 
+def _write_questions(folder: Path) -> None:
+    """What each function and class of the library's top modules is for, as alpaca's records."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    with (folder / "questions.jsonl").open("w", encoding="utf-8") as out:
+        for path in sorted(library.glob("*.py")):
+            try:
+                tree = ast.parse(path.read_text("utf-8", errors="replace"))
+            except SyntaxError:
+                continue
+            for node in tree.body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (said := ast.get_docstring(node)):
+                    what = "class" if isinstance(node, ast.ClassDef) else "function"
+                    asked = f"What is the {what} {path.stem}.{node.name} for?"
+                    out.write(json.dumps({"instruction": asked, "output": said.split("\n\n")[0]}) + "\n")
+
+
 def _write_model(folder: Path) -> None:
     """A byte-level BPE tokenizer trained on the text, and a Llama with random weights."""
     import torch
@@ -78,6 +104,7 @@ def _write_model(folder: Path) -> None:
 
     with (materialise(TEXT) / "python-stdlib.jsonl").open(encoding="utf-8") as lines:
         save_tokenizer((json.loads(line)["text"] for line in lines), folder, vocabulary=VOCABULARY, end=END)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
     quiet: Any = logging.disable_progress_bar
     quiet()
     torch.manual_seed(0)

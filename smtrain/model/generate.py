@@ -12,12 +12,19 @@ from smtrain.errors import CheckpointError
 
 
 def generate(
-    folder: Path, prompts: list[str], *, max_new_tokens: int, temperature: float = 0.0, seed: int = 0
+    folder: Path,
+    prompts: list[str],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    chat: bool = False,
 ) -> list[str]:
     """One completion per prompt, without the prompt; at temperature 0 the likeliest token each time.
 
+    With `chat` a prompt is what a user says, spelled by the tokenizer's chat template, and the completion the answer.
     A prompt's completion depends on the prompt and the seed, not on the other prompts. Raises CheckpointError where the
-    folder is not one that transformers loads, or a prompt is empty.
+    folder is not one that transformers loads or has no chat template, or a prompt is empty.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the Hugging Face folder that export wrote.")
@@ -29,6 +36,8 @@ def generate(
         raise CheckpointError(f"{folder} is not a model that transformers loads ({reason}).") from error
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
+    if chat and not tokenizer.chat_template:
+        raise CheckpointError(f"{folder} has no chat template to ask in; put the model's chat_template.jinja there.")
     model.eval()
     known = model.generation_config
     stop = known.eos_token_id if known.eos_token_id is not None else tokenizer.eos_token_id
@@ -42,8 +51,15 @@ def generate(
     )
     completions = []
     for prompt in prompts:
-        asked = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
-        if asked["input_ids"].shape[1] == 0:
+        if chat:
+            said = [{"role": "user", "content": prompt}]
+            spelled = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            asked = tokenizer(
+                spelled, return_tensors="pt", return_token_type_ids=False, add_special_tokens=False
+            ).to(model.device)  # fmt: skip
+        else:
+            asked = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(model.device)
+        if not prompt or asked["input_ids"].shape[1] == 0:
             raise CheckpointError("generate.prompts has an empty prompt; give at least one character.")
         torch.manual_seed(seed)
         with torch.inference_mode():

@@ -71,6 +71,9 @@ def data(context: Context) -> Iterator[Finding]:
 
 def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
     config = context.config
+    objective = manifest.get("objective", "pretrain")
+    if objective != config.train.objective:
+        yield f"the data was prepared for train.objective: {objective}, and it is {config.train.objective}"
     if manifest.get("seq_len") != config.train.seq_len:
         yield (
             f"the data was prepared for sequences of {manifest.get('seq_len')}, and train.seq_len is "

@@ -24,8 +24,10 @@ Position = Callable[[int], dict[str, Any]]
 class Loader(Protocol):
     """Gives this rank's part of the global batch that follows a number of consumed samples."""
 
-    waited: float
-    """Seconds that `batch` has waited for data so far."""
+    @property
+    def waited(self) -> float:
+        """Seconds that `batch` has waited for data so far."""
+        ...
 
     def batch(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
         """(input_ids, labels), or (input_ids, labels, segments) where attention must stay within segments.

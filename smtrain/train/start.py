@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 from smtrain.checkpoint.open import open_weights
 from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
+from smtrain.data.packed import PackedLoader, WithinDocuments
+from smtrain.engine.base import Engine
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.train.engines import build, join
 from smtrain.train.entry import fail
 from smtrain.train.health import StallWatch
-from smtrain.train.loop import StopRequest, train
+from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.resume import check_position, newest_common, position
 
@@ -28,6 +32,7 @@ def start(config: JobConfig, container: Container) -> None:
     described = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
     data = container.channel("data")
     manifest = Manifest.load(data)
+    manifest.check_objective(data, options.objective)
     weights = None
     resumed, resumed_from = newest_common(container.checkpoint_dir, fault, gather) or (None, None)
     if resumed_from and not config.checkpoint.resume:
@@ -38,11 +43,7 @@ def start(config: JobConfig, container: Container) -> None:
     if config.model.init == "weights" and resumed_from is None:
         weights = open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
     engine = build(config, described, weights)
-    loader = TokenLoader(
-        data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
-        dp_size=engine.dp_size, seed=options.seed, vocab_size=ModelShape.from_config(described).vocab,
-        weights=config.data.weights,
-    )  # fmt: skip
+    loader = _loader(config, data, engine, ModelShape.from_config(described).vocab)
     samples = 0
     if resumed_from:
         state = engine.load(resumed_from)
@@ -64,6 +65,18 @@ def start(config: JobConfig, container: Container) -> None:
         log.close()
     engine.close()
     stall.close()
+
+
+def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> Loader:
+    options = config.train
+    common: dict[str, Any] = {
+        "seq_len": options.seq_len, "global_batch_size": options.global_batch_size, "dp_rank": engine.dp_rank,
+        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size,
+    }  # fmt: skip
+    if options.objective == "sft":
+        return PackedLoader(data, **common)
+    loader = TokenLoader(data, **common, weights=config.data.weights)
+    return WithinDocuments(loader, data) if config.data.document_mask else loader
 
 
 def _announce(config: JobConfig, parameters: int, resumed_from: str | None) -> None:

@@ -222,3 +222,44 @@ def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any],
     assert made[0].for_stage("prepare") == made[1].for_stage("prepare")
     assert made[0].for_stage("train") != made[1].for_stage("train")
     assert made[1].data.weights == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"train": {"objective": "sft"}, "data": {"format": "text"}}, "data.format: text has no answers to learn"),
+        ({"data": {"path": "s3://b/x/*.jsonl"}}, "data.path: s3://b/x/*.jsonl has a wildcard"),
+        ({"data": {"path": "gs://b/x"}}, "data.path: gs://b/x is neither a path, s3://, hf:// nor demo://"),
+        ({"data": {"overlong": "drop"}}, "data.overlong: is for train.objective: sft"),
+        ({"data": {"format": "alpaca"}}, "data.format: alpaca is instruction data; set train.objective: sft"),
+        (
+            {"train": {"objective": "sft"}, "data": {"document_mask": True}},
+            "data.document_mask: is for train.objective: pretrain; leave it out for sft",
+        ),
+        (
+            {"train": {"objective": "sft", "engine": "nxd"}},
+            "train.objective: only engine native keeps attention within samples; set train.engine: native",
+        ),
+    ],
+)
+def test_each_objective_has_its_own_settings(raw: dict[str, Any], changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw, **changes)
+    assert any(told.startswith(fault) for told in caught.value.faults)
+
+
+def test_instruction_data_needs_a_chat_template(raw: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"has no chat template, .*; put a chat_template\.jinja there"):
+        load_config(raw, train={"objective": "sft"})
+    (Path(raw["model"]["path"]) / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    load_config(raw, train={"objective": "sft"})
+
+
+def test_the_document_mask_is_training_s_and_the_objective_is_both_stages_(raw: dict[str, Any]) -> None:
+    (Path(raw["model"]["path"]) / "chat_template.jinja").write_text("")
+    plain, masked, sft = (
+        load_config(raw, **more) for more in ({}, {"data": {"document_mask": True}}, {"train": {"objective": "sft"}})
+    )
+    assert masked.for_stage("prepare") == plain.for_stage("prepare")
+    assert masked.for_stage("train") != plain.for_stage("train")
+    assert sft.for_stage("prepare") != plain.for_stage("prepare")

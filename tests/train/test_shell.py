@@ -152,3 +152,15 @@ def test_a_missing_channel_names_itself(shell: Shell) -> None:
     done = shell.run("export")
     assert done.returncode == 1
     assert "the job has no input channel named 'checkpoint'" in shell.failure
+
+
+def test_documents_are_kept_apart_where_asked(shell: Shell, tmp_path: Path) -> None:
+    losses = []
+    for mask in (False, True):
+        own = Shell(tmp_path / str(mask))
+        for name in ("data", "model"):
+            own.channel(name, shell.root / "input/data" / name)
+        done = own.run("train", {"model": {"init": "scratch"}, "data": {"document_mask": mask}, "train": {"steps": 1}})
+        assert done.returncode == 0, done.stderr
+        losses.append(done.stdout.split("step=1 loss=")[1].split()[0])
+    assert losses[0] != losses[1]

@@ -1,0 +1,105 @@
+"""Faults of the section `data`: its sources, and what the objective makes of them."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from smtrain.config.schema import JobConfig
+
+Fault = tuple[set[str], str]
+
+
+def data_faults(config: JobConfig) -> Iterator[Fault]:
+    """What the config alone shows."""
+    if config.data.sources and config.data.path:
+        yield {"data.path", "data.sources"}, "data.path, data.sources: both are set; name the path among the sources"
+    weighted = sum(source.weight is not None for source in config.data.sources)
+    if weighted not in (0, len(config.data.sources)):
+        yield (
+            {"data.sources"},
+            (
+                f"data.sources: {weighted} of {len(config.data.sources)} sources have a weight; "
+                "give one to every source, or to none"
+            ),
+        )
+    if config.network.isolation and any(source.path.startswith("hf://") for source in config.data.all_sources):
+        yield (
+            {"data.path", "data.sources", "network.isolation"},
+            "data.path: hf:// needs the network, which network.isolation takes away; give the files, or allow it",
+        )
+    for path in (source.path for source in config.data.all_sources if source.path.startswith("s3://")):
+        if "*" in path or "?" in path:
+            key = "data.sources" if config.data.sources else "data.path"
+            yield (
+                {key},
+                f"{key}: {path} has a wildcard, and an input of SageMaker is everything under a prefix; give the "
+                "prefix up to it, and data.format where other files lie there",
+            )
+    yield from _objective_faults(config)
+
+
+def _objective_faults(config: JobConfig) -> Iterator[Fault]:
+    """What only one of the objectives can do."""
+    data, objective = config.data, config.train.objective
+    sft = objective == "sft"
+    if sft and data.format in ("text", "megatron"):
+        fault = f"data.format: {data.format} has no answers to learn for train.objective: sft; use alpaca or messages"
+        yield {"data.format", "train.objective"}, fault
+    if not sft and data.format in ("alpaca", "messages"):
+        fault = f"data.format: {data.format} is instruction data; set train.objective: sft, or another format"
+        yield {"data.format", "train.objective"}, fault
+    if sft:
+        asked = {
+            "data.document_mask": data.document_mask,  # its samples are kept apart always
+            "data.text_column": data.text_column != "text",
+            "data.separator": data.separator is not None,
+            "data.unicode": data.unicode != "none",
+            "data.strip_control": data.strip_control,
+            "data.min_characters": data.min_characters > 0,
+            "data.deduplicate": data.deduplicate,
+            "data.sources": data.weights is not None,
+        }
+        for key in (key for key, wanted in asked.items() if wanted):
+            what = f"{key}: weights are" if key == "data.sources" else f"{key}: is"
+            yield {key, "train.objective"}, f"{what} for train.objective: pretrain; leave it out for sft"
+    elif data.overlong != "truncate":
+        fault = "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"
+        yield {"data.overlong", "train.objective"}, fault
+    if config.train.engine != "native" and (sft or data.document_mask):
+        key = "train.objective" if sft else "data.document_mask"
+        yield (
+            {key, "train.engine"},
+            f"{key}: only engine native keeps attention within samples; set train.engine: native",
+        )
+
+
+def path_faults(config: JobConfig) -> Iterator[Fault]:
+    """Text of this machine that is not there, and URIs of kinds that nobody reads."""
+    for source in config.data.all_sources:
+        path = source.path
+        key = "data.sources" if config.data.sources else "data.path"
+        if "://" in path and not path.startswith(("s3://", "hf://", "demo://")):
+            yield {key}, f"{key}: {path} is neither a path, s3://, hf:// nor demo://"
+        if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
+            yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"
+
+
+def template_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:
+    """A tokenizer that cannot spell a conversation, of the model folder that `prepare` will read."""
+    if config.train.objective != "sft" or config.data.prepared or not (folder / "tokenizer.json").is_file():
+        return
+    if (folder / "chat_template.jinja").is_file():
+        return
+    try:
+        about = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        about = {}
+    if not (isinstance(about, dict) and about.get("chat_template")):
+        yield (
+            {"model.path", "train.objective"},
+            f"model.path: the tokenizer of {folder} has no chat template, in which train.objective: sft spells "
+            "conversations; put a chat_template.jinja there (docs/sft.md has one)",
+        )

@@ -1,0 +1,64 @@
+"""The section `data`: the text, and how it is read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from smtrain.config.section import Section
+
+
+class TextSource(Section):
+    """One source of a mixture."""
+
+    path: str
+    """Like data.path."""
+    weight: float | None = Field(None, gt=0)
+    """Its share of the samples, relative to the others'; for all sources or for none (every sample once an epoch)."""
+
+
+class Data(Section):
+    """The text, and how it is read."""
+
+    path: str | None = None
+    """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT], demo://python-stdlib or
+    demo://python-questions."""
+    sources: tuple[TextSource, ...] = Field((), max_length=15)
+    """Instead of `path`: several sources, mixed by weight."""
+    prepared: str | None = None
+    """s3:// URI of a dataset that `prepare` wrote earlier; the prepare stage is then skipped."""
+    format: Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron", "alpaca", "messages"] = "auto"
+    """How to read the files; `auto` goes by their names. Records of train.objective sft are told apart by their fields
+    unless this says `alpaca` (instruction, input, output) or `messages` (also ShareGPT's conversations)."""
+    text_column: str = "text"
+    """The field (jsonl) or column (parquet, arrow) that holds the text."""
+    separator: str | None = Field(None, min_length=1)
+    """What stands between documents in plain text files; default: a file is a document."""
+    unicode: Literal["none", "nfc", "nfkc"] = "none"
+    """Unicode normalization of the text."""
+    strip_control: bool = False
+    """Remove control and zero-width characters and the carriage returns of line ends."""
+    min_characters: int = Field(0, ge=0)
+    """Leave out shorter documents, counted."""
+    deduplicate: bool = False
+    """Leave out documents that came before, exactly alike, counted; the first 25 million are remembered."""
+    document_mask: bool = False
+    """Pre-training: attention and positions stay within a document; sft keeps its samples apart always."""
+    overlong: Literal["truncate", "drop"] = "truncate"
+    """What becomes of an sft sample that is longer than train.seq_len + 1 tokens."""
+    max_bad: int = Field(0, ge=0)
+    """How many unreadable records to skip, each reported, before giving up."""
+    workers: int | None = Field(None, ge=1)
+    """Threads that tokenize; default: one per CPU core."""
+
+    @property
+    def all_sources(self) -> tuple[TextSource, ...]:
+        """`sources`, or `path` as the only one."""
+        return self.sources or ((TextSource(path=self.path),) if self.path else ())
+
+    @property
+    def weights(self) -> list[float] | None:
+        """One for each source; None where there are none."""
+        found = [source.weight for source in self.sources if source.weight is not None]
+        return found or None

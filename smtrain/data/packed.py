@@ -1,0 +1,157 @@
+"""Batches for training on samples that must not see each other: packed instruction data, and whole documents' masks.
+
+Either loader gives (input_ids, labels, segments): a run of equal segment numbers is one sample, whose attention and
+positions are its own, and whose last token predicts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from smtrain.data.indexed import read_index
+from smtrain.data.loader import TokenLoader, check_fits, check_size
+from smtrain.data.manifest import MASK, PREFIX, Manifest
+from smtrain.data.packing import Packing
+from smtrain.errors import DataError
+
+IGNORED = -100
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class PackedLoader:
+    """Rows of whole samples for one data-parallel rank, out of the folder that `prepare_sft` wrote.
+
+    What counts as a sample in a global batch and in the position of a checkpoint is a row here. A sample of n tokens
+    takes n - 1 positions of a row: its last token is predicted only. Raises DataError like `TokenLoader`.
+    """
+
+    def __init__(
+        self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
+        vocab_size: int,
+    ) -> None:  # fmt: skip
+        if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
+            raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
+        self.manifest = Manifest.load(folder)
+        check_fits(self.manifest, folder, seq_len, vocab_size)
+        self.seq_len, self.global_batch_size = seq_len, global_batch_size
+        self.waited = 0.0
+        self._share = global_batch_size // dp_size
+        self._first = dp_rank * self._share
+        self._dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        self._padding = self.manifest.eos_id or 0
+        index = read_index(folder / f"{PREFIX}.idx")
+        self._lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
+        if len(self._lengths) != self.manifest.samples or (self._lengths < 2).any():
+            raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
+        self._paths = [folder / f"{PREFIX}.bin", folder / f"{MASK}.bin"]
+        check_size(self._paths[0], self.manifest.tokens * self._dtype.itemsize)
+        check_size(self._paths[1], self.manifest.tokens)
+        self._packing = Packing(seed, self._lengths - 1, seq_len)
+        # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
+        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._ahead: tuple[int, Future[Batch]] | None = None
+
+    def batch(self, samples_consumed: int) -> Batch:
+        """This rank's part of the global batch that follows `samples_consumed` rows, and the next in the background.
+
+        Returns (input_ids, labels, segments), int64, each [global_batch_size / dp_size, seq_len]. Labels that are no
+        part of an answer are -100. What is left of a row is padding, a segment of its own without labels.
+        """
+        began = time.perf_counter()
+        if self._ahead is None or self._ahead[0] != samples_consumed:
+            self._ahead = samples_consumed, self._reader.submit(self._read, samples_consumed)
+        found = self._ahead[1].result()
+        self.waited += time.perf_counter() - began
+        following = samples_consumed + self.global_batch_size
+        self._ahead = following, self._reader.submit(self._read, following)
+        return found
+
+    def close(self) -> None:
+        """End the read-ahead and close the files."""
+        self._reader.shutdown(cancel_futures=True)
+        for file in self._files:
+            os.close(file)
+
+    def _read(self, samples_consumed: int) -> Batch:
+        shape = (self._share, self.seq_len)
+        ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)
+        segments = np.zeros(shape, np.int64)
+        for row in range(self._share):
+            at = 0
+            for number, sample in enumerate(self._packing.row(samples_consumed + self._first + row)):
+                tokens, learned = self._sample(sample)
+                end = at + len(tokens) - 1
+                ids[row, at:end] = tokens[:-1]
+                labels[row, at:end] = np.where(learned[1:], tokens[1:], IGNORED)
+                segments[row, at:end] = number
+                segments[row, end:] = number + 1
+                at = end
+        return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(segments)
+
+    def _sample(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        start, length = int(self._starts[sample]), int(self._lengths[sample])
+        # wide at once: -100 beside uint16 would wrap
+        tokens = self._array(0, start, length, self._dtype).astype(np.int64)
+        return tokens, self._array(1, start, length, np.dtype("u1"))
+
+    def _array(self, file: int, start: int, length: int, dtype: np.dtype) -> NDArray[Any]:
+        wanted = length * dtype.itemsize
+        try:
+            raw = os.pread(self._files[file], wanted, start * dtype.itemsize)
+        except OSError as error:
+            raise DataError(f"{self._paths[file]} cannot be read ({error.strerror}); check the channel.") from error
+        if len(raw) != wanted:
+            raise DataError(f"{self._paths[file]} became shorter while it was read; prepare the data again.")
+        return np.frombuffer(raw, dtype)
+
+
+class WithinDocuments:
+    """A TokenLoader's batches, with the documents of its windows as segments; their boundaries come from the index.
+
+    Takes 16 bytes of memory a document.
+    """
+
+    def __init__(self, loader: TokenLoader, folder: Path) -> None:
+        self._loader = loader
+        self._starts = []
+        for part in loader.manifest.parts:
+            index = read_index(folder / f"{part['prefix']}.idx")
+            # a document may be several sequences, or none, whose beginning is then that of the next or the very end
+            firsts = index.document_index[:-1]
+            self._starts.append(index.offsets[firsts[firsts < len(index.offsets)]] // index.dtype.itemsize)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that `batch` has waited for data so far."""
+        return self._loader.waited
+
+    def batch(self, samples_consumed: int) -> Batch:
+        """Like the loader's; the last token of a document has the label -100."""
+        input_ids, labels = self._loader.batch(samples_consumed)
+        windows = self._loader.sample_ids(samples_consumed)
+        segments = torch.from_numpy(np.stack([self._segments(part, window) for part, window in windows]))
+        within = segments[:, :-1] == segments[:, 1:]
+        return input_ids, labels.masked_fill(~within, IGNORED), segments[:, :-1].contiguous()
+
+    def close(self) -> None:
+        """Close the loader."""
+        self._loader.close()
+
+    def _segments(self, part: int, window: int) -> NDArray[np.int64]:
+        """The number of each token's document in the window, counted from 0, int64 [seq_len + 1]."""
+        length = self._loader.seq_len
+        first = window * length
+        starts = self._starts[part]
+        low, high = np.searchsorted(starts, [first, first + length], "right")
+        begins = np.zeros(length + 1, np.int64)
+        begins[starts[low:high] - first] = 1
+        return np.cumsum(begins)

@@ -1,0 +1,105 @@
+"""Records with several fields out of JSON lines, Parquet and Arrow files, in the blocks that `reading` cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from smtrain.data.reading import BadLine, Block, blocks, parse_line
+from smtrain.data.sources import SourceFile
+from smtrain.errors import DataError
+
+_ROWS = 1024
+
+
+@dataclass
+class Records:
+    """What a block holds: (line, record) in order, faults, and its lines, for placing those of later blocks."""
+
+    rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    bad: list[BadLine] = field(default_factory=list)
+    lines: int = 0
+
+
+def record_blocks(file: SourceFile, columns: tuple[str, ...]) -> Iterator[Block]:
+    """The file in pieces that can be sent to another process, of tables the `columns` that are there.
+
+    Raises DataError where it cannot be read, or has none of `columns`.
+    """
+    if file.kind not in ("parquet", "arrow"):
+        yield from blocks(file)
+        return
+    try:
+        with file.open() as raw:
+            for number, (batch, share) in enumerate(_batches(file, raw, columns)):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batch.schema) as writer:
+                    writer.write_batch(batch)
+                yield Block(file, round(share * file.bytes), number == 0, sink.getvalue().to_pybytes())
+    except (OSError, pa.ArrowException) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise DataError(f"{file.path} cannot be read as {file.kind} ({reason}); write it again.") from None
+
+
+def _batches(file: SourceFile, raw: Any, columns: tuple[str, ...]) -> Iterator[tuple[Any, float]]:
+    """Record batches, and the share of the file that each is."""
+    if file.kind == "parquet":
+        import pyarrow.parquet as pq
+
+        table = pq.ParquetFile(raw)
+        kept = _kept(file, table.schema_arrow.names, columns)
+        for batch in table.iter_batches(batch_size=_ROWS, columns=kept, use_threads=False):
+            yield batch, len(batch) / max(table.metadata.num_rows, 1)
+        return
+    magic = raw.read(6)
+    raw.seek(0)
+    if magic == b"ARROW1":
+        reader = pa.ipc.open_file(raw)
+        found = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    else:
+        reader = pa.ipc.open_stream(raw)
+        found = iter(reader)
+    kept = _kept(file, reader.schema.names, columns)
+    for whole in found:
+        end = raw.tell() if magic != b"ARROW1" else 0
+        for start in range(0, len(whole), _ROWS):
+            part = whole.select(kept).slice(start, _ROWS)
+            yield part, (0.0 if start + _ROWS < len(whole) else end / max(file.bytes, 1))
+
+
+def _kept(file: SourceFile, names: list[str], columns: tuple[str, ...]) -> list[str]:
+    kept = [name for name in names if name in columns]
+    if not kept:
+        raise DataError(
+            f"{file.path} has the columns {', '.join(names)} and none of {', '.join(columns)}; rename the column of "
+            "the conversations to messages, or those of the instructions to instruction and output."
+        )
+    return kept
+
+
+def read_records(block: Block) -> Records:
+    """The records of a block."""
+    found = Records()
+    if block.file.kind in ("parquet", "arrow"):
+        for batch in pa.ipc.open_stream(block.payload):
+            for found.lines in range(1, len(batch) + 1):
+                try:
+                    found.rows.append((found.lines, batch.slice(found.lines - 1, 1).to_pylist()[0]))
+                except UnicodeDecodeError:
+                    found.bad.append(BadLine(block.file.name, found.lines, "bytes that are not UTF-8"))
+        return found
+    lines = block.payload.removesuffix(b"\n").split(b"\n")
+    if block.first:
+        lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+    for found.lines, raw in enumerate(lines, start=1):
+        if not raw.strip():
+            continue
+        row, fault = parse_line(raw)
+        if fault:
+            found.bad.append(BadLine(block.file.name, found.lines, fault))
+        else:
+            found.rows.append((found.lines, row))
+    return found

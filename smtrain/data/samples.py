@@ -1,0 +1,126 @@
+"""From records of conversations to samples: ids, and which of them are to be learned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smtrain.data.chat import ChatTemplate, RecordFault, Rendered, Shape, conversation
+from smtrain.data.reading import BadLine, Block
+from smtrain.data.records import read_records
+from smtrain.data.tokenizer import load_tokenizer
+
+_SPLIT = "conversations that became a sample for each answer"
+_CUT = "samples cut to seq_len + 1 tokens"
+LONG = "samples longer than seq_len + 1 tokens"
+NO_ANSWER = "samples without an answer in seq_len + 1 tokens"
+_GROUP_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one block became: tokens and mask end to end, a length per sample, faults, and what else is to be told."""
+
+    block: Block
+    tokens: NDArray[Any]
+    mask: NDArray[np.uint8]
+    lengths: NDArray[np.int32]
+    bad: list[BadLine]
+    lines: int
+    told: Counter[str]
+
+
+class Maker:
+    """Turns blocks of records into samples; every worker process has one."""
+
+    def __init__(self, folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"]) -> None:
+        self.arguments = (folder, seq_len, shape, overlong)
+        self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder)
+        self._limit, self._shape, self._drop = seq_len + 1, shape, overlong == "drop"
+
+    def piece(self, block: Block) -> Piece:
+        found = read_records(block)
+        rendered: list[Rendered] = []
+        told: Counter[str] = Counter()
+        for line, row in found.rows:
+            try:
+                texts = self.template.render(conversation(row, self._shape))
+            except RecordFault as fault:
+                found.bad.append(BadLine(block.file.name, line, str(fault)))
+                continue
+            rendered += texts
+            told[_SPLIT] += len(texts) > 1
+        encoded = (self._fitted(ids, mask, told) for ids, mask in self._encoded(rendered))
+        samples = [sample for sample in encoded if sample is not None]
+        return Piece(
+            block.without_payload(),
+            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
+            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
+            np.array([len(ids) for ids, _ in samples], np.int32),
+            sorted(found.bad, key=lambda bad: bad.line),
+            found.lines,
+            +told,
+        )
+
+    def _encoded(self, rendered: list[Rendered]) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
+        """Ids and mask of every text.
+
+        A place in a text becomes a place among its tokens by encoding what comes before it: a token that reaches over
+        the place is behind it. That needs no offsets, which tokenizers disagree about where there are blanks.
+        """
+        for group in _groups(rendered):
+            texts = [piece for r in group for piece in (r.text, *(r.text[:at] for at in _inner(r)))]
+            encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+            for r in group:
+                ids = np.array(next(encodings).ids, np.int32)
+                at = {0: 0, len(r.text): len(ids)}
+                for place in _inner(r):
+                    at[place] = _common(ids, np.array(next(encodings).ids, np.int32))
+                mask = np.zeros(len(ids), np.uint8)
+                for start, end in r.answers:
+                    mask[at[start] : at[end]] = 1
+                yield ids, mask
+
+    def _fitted(
+        self, ids: NDArray[Any], mask: NDArray[np.uint8], told: Counter[str]
+    ) -> tuple[NDArray[Any], NDArray[np.uint8]] | None:
+        if len(ids) > self._limit:
+            told[LONG if self._drop else _CUT] += 1
+            if self._drop:
+                return None
+            ids, mask = ids[: self._limit], mask[: self._limit]
+        if not mask[1:].any():  # the first token is predicted from nothing
+            told[NO_ANSWER] += 1
+            return None
+        return ids, mask
+
+
+def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:
+    """In turns whose encodings, some hundred bytes a token, do not fill the memory."""
+    group: list[Rendered] = []
+    characters = 0
+    for r in rendered:
+        group.append(r)
+        characters += len(r.text) + sum(_inner(r))
+        if characters > _GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    yield group
+
+
+def _inner(rendered: Rendered) -> list[int]:
+    """The places of a text that need a look, each once."""
+    return sorted({at for answer in rendered.answers for at in answer} - {0, len(rendered.text)})
+
+
+def _common(ids: NDArray[Any], prefix: NDArray[Any]) -> int:
+    """How many tokens both begin with."""
+    count = min(len(ids), len(prefix))
+    differing = np.flatnonzero(ids[:count] != prefix[:count])
+    return int(differing[0]) if len(differing) else count

@@ -1,0 +1,79 @@
+"""Instruction data through the local control plane, from records to answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.demo.inputs import CHAT_TEMPLATE
+from smtrain.job.inputs import list_objects, split_uri
+from tests.job.test_local_run import exact_records
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def base(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("sft")
+    shutil.copytree(trained_inputs["model"], folder / "model")
+    (folder / "model/chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "data").mkdir()
+    pairs = [(f"what is red number {i}?", f"the red fox number {i}.") for i in range(120)]
+    alpaca = [{"instruction": q, "input": "", "output": a} for q, a in pairs[:60]]
+    shared = [{"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in pairs[60:90]]
+    openai = [
+        {"messages": [{"role": r, "content": c} for r, c in (("user", q), ("assistant", a)) * 2]} for q, a in pairs[90:]
+    ]
+    for name, rows in (("alpaca", alpaca), ("messages", shared + openai)):
+        (folder / f"data/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "name": "sft",
+        "target": "local",
+        "model": {"path": folder / "model"},
+        "data": {"path": folder / "data"},
+        "parallel": {"tp": 2},
+        "train": {
+            "objective": "sft", "steps": STEPS, "global_batch_size": 8, "seq_len": 64, "precision": "fp32",
+            "lr": 3e-3, "schedule": "constant", "save_interval": 6,
+        },
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2},
+        "generate": {"prompts": ["what is red number 7?"], "max_new_tokens": 8},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(base: dict[str, Any]) -> smtrain.Run:
+    return smtrain.run(base, say=lambda _: None)
+
+
+def test_a_run_goes_from_records_to_an_answer(whole: smtrain.Run, tmp_path: Path) -> None:
+    assert [result.stage for result in whole.results] == ["prepare", "convert", "train", "export", "generate"]
+    assert whole.loss[-1] < whole.loss[0] - 1
+    assert whole.texts[0]["prompt"] == "what is red number 7?"
+    assert "### " not in whole.texts[0]["completion"]
+    assert (whole.download(tmp_path / "model") / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    told = "\n".join(line.text for line in whole.job("prepare").lines())
+    assert "120 documents" in told
+    assert "answers found by what each turn adds to its prompt" in told
+
+
+def test_it_goes_on_from_the_same_row_with_other_data_parallel_ranks(whole: smtrain.Run, base: dict[str, Any]) -> None:
+    before = whole.job("train")
+    expected, newest = exact_records(before), before.checkpoints[-1]
+    assert newest.rstrip("/").endswith(f"{STEPS:08d}")
+    bucket, _ = split_uri(newest)
+    for item in list_objects(before.target, newest):
+        before.target.s3.delete_object(Bucket=bucket, Key=item["Key"])
+    for stage in ("convert", "train"):
+        job = smtrain.launch(base, stage=stage, parallel={"tp": 1}, say=lambda _: None)
+    found = exact_records(job)
+    assert sorted(found) == [*range(7, STEPS + 1)]
+    for step, record in found.items():
+        assert record["loss"] == pytest.approx(expected[step]["loss"], rel=1e-4)
