@@ -155,13 +155,17 @@ def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(whole: smtrain.Run, 
     spot = {**base["compute"], "spot": True, "max_run": 600, "max_wait": 1200}
     other = {**base, "name": "spot", "data": {"prepared": whole.job("prepare").output}, "compute": spot}
     job = smtrain.launch(other, wait=False, say=lambda _: None)
-    taken = [0]
+    asked, saved = 0, [0]
     for event in job.events(poll=0.05):
-        # The first step that each of the first two attempts is heard of.
-        found = re.match(r"step=(\d+) ", "" if isinstance(event, str) else event.text)
-        if found and len(taken) <= 2 and int(found[1]) > taken[-1]:
+        text = "" if isinstance(event, str) else event.text
+        if found := re.match(r"asked to stop: saved step (\d+)", text):
+            saved.append(int(found[1]))
+        # The first step that is heard of in each of the first two attempts.
+        elif (
+            (found := re.match(r"step=(\d+) ", text)) and asked < 2 and asked < len(saved) and int(found[1]) > saved[-1]
+        ):
+            asked += 1
             plane.interrupt(job.name)
-            taken.append(max(step_of(uri) for uri in wait_for_saved(job, taken[-1])))
     told = job.check().describe()
     statuses = [transition["Status"] for transition in told["SecondaryStatusTransitions"]]
     assert statuses.count("Interrupted") == statuses.count("Restarting") == 2
@@ -169,21 +173,9 @@ def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(whole: smtrain.Run, 
     assert told["BillableTimeInSeconds"] < told["TrainingTimeInSeconds"]
     assert {record["step"] for record in job.records} == set(range(1, STEPS + 1))
     expected, last = losses(whole.job("train")), losses(job)
-    assert min(last) == taken[-1] + 1, "the last attempt went on from what the one before saved"
+    assert 0 < saved[1] < saved[2] < STEPS
+    assert min(last) == saved[2] + 1, "the last attempt goes on from what the one before saved"
     assert {step: expected[step] for step in last} == last
-
-
-def step_of(uri: str) -> int:
-    return int(uri.rstrip("/").rpartition("_")[2])
-
-
-def wait_for_saved(job: smtrain.Job, after: int) -> list[str]:
-    """The run's checkpoints, once the interrupted attempt has left one."""
-    while job.describe()["SecondaryStatus"] not in ("Interrupted", "Restarting"):
-        time.sleep(0.05)
-    assert job.checkpoints
-    assert step_of(job.checkpoints[-1]) > after
-    return job.checkpoints
 
 
 def test_stopped_it_saves_and_the_same_command_goes_on(whole: smtrain.Run, base: dict[str, Any]) -> None:
