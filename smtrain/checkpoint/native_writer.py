@@ -43,10 +43,10 @@ def write_native(
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
     told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp()], default=str)
     try:
-        with staged(checkpoint, hashlib.sha256(told.encode()).hexdigest()) as stage:
-            if not stage.moving:
+        with staged(checkpoint, hashlib.sha256(told.encode()).hexdigest(), manifests.NAME) as stage:
+            if not stage.complete:
                 writer.write(stage)
-            stage.publish(manifests.NAME, ("model/*.safetensors", "optim/*.safetensors"))
+            stage.publish(("model/*.safetensors", "optim/*.safetensors"))
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written ({error}); see to the disk and run it again.") from None
 

@@ -85,10 +85,10 @@ def produce(source: WeightSource, target: Path | str, plan: Plan) -> None:
     ]
     fingerprint = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
     try:
-        with staged(Path(target), fingerprint, durable=False) as stage:  # as cp
-            if not stage.moving:
+        with staged(Path(target), fingerprint, MANIFEST, durable=False) as stage:  # as cp
+            if not stage.complete:
                 _fill(source, stage, plan)
-            stage.publish(MANIFEST, (*plan.replaces, *plan.extras))
+            stage.publish((*plan.replaces, *plan.extras))
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written ({error}); see to the disk and run it again.") from None
 

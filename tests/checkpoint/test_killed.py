@@ -8,11 +8,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from smtrain.checkpoint import produce, staging
 from smtrain.checkpoint.about import diff, verify
 from smtrain.checkpoint.convert import convert
 from smtrain.errors import CheckpointError
@@ -21,6 +26,8 @@ from tests.checkpoint.folders import LLAMA, hf_folder
 COUNT = int(os.environ.get("SMTRAIN_KILLS", "6"))
 CONFIG = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "vocab_size": 2000}
 HOW = {"nxd": {"to": "nxd", "tp": 2, "pp": 2}, "xser": {"to": "nxd", "tp": 2, "form": "xser"}, "hf": {"to": "hf"}}
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])  # it imports torch
 
 
 def whole(target: Path, source: Path) -> bool:
@@ -39,9 +46,7 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None
     began = time.monotonic()
     convert(source, tmp_path / "first", to="nxd", tp=2, pp=2)
     took = time.monotonic() - began
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["smtrain.checkpoint.convert"])
-    warm = context.Process(target=convert, args=(source, tmp_path / "warm"), kwargs=HOW["nxd"])
+    warm = CONTEXT.Process(target=convert, args=(source, tmp_path / "warm"), kwargs=HOW["nxd"])
     warm.start()
     warm.join()
     assert warm.exitcode == 0
@@ -52,7 +57,7 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None
         if exists := rng.random() < 0.5:
             target.mkdir()
             (target / "mine").write_text("kept")
-        process = context.Process(target=convert, args=(source, target), kwargs=HOW[name])
+        process = CONTEXT.Process(target=convert, args=(source, target), kwargs=HOW[name])
         process.start()
         time.sleep(rng.uniform(0, 3 * took))
         process.kill()  # SIGKILL
@@ -61,7 +66,7 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None
             assert whole(target, source), name
         seen["whole" if whole(target, source) else "none"] += 1
         partial = target / ".partial" if exists else tmp_path / f".out{n}.partial"
-        journal = partial / ".journal"
+        journal = partial / staging.JOURNAL
         seen["resumable"] += len(journal.read_text().splitlines()) > 1 if journal.exists() else 0
         convert(source, target, **HOW[name])  # type: ignore[arg-type]
         assert whole(target, source), name
@@ -71,9 +76,64 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None
     assert sum(seen.values()) >= COUNT
 
 
-def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from smtrain.checkpoint import produce
+def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None:
+    """Be killed before the `moment`-th change of files; `full`: the disk is, when all tensors are written."""
+    left = [moment]
+    for name in ("replace", "rename", "unlink", "rmdir", "ftruncate", "mkdir", "write"):
+        real = getattr(os, name)
 
+        def counted(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        setattr(os, name, counted)
+    if full:
+        produce.manifest = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    with suppress(CheckpointError):
+        convert(source, target, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("exists", "full"),
+    [("new", False), ("new", True), ("empty", False), ("the same", False), ("another's", False)],
+)
+def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, full: bool) -> None:
+    source = hf_folder(tmp_path / "hf", {**LLAMA, "num_hidden_layers": 1})
+    start = tmp_path / "start" / "out"
+    if exists == "empty":
+        start.mkdir(parents=True)
+    elif exists == "the same":
+        convert(source, start, tp=2)
+    elif exists == "another's":  # its journal must go before the files that it tells of
+        start.mkdir(parents=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(produce, "manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                convert(source, start, to="hf")
+    for moment in range(200):
+        target = tmp_path / f"out{moment}"
+        if start.exists():
+            shutil.copytree(start, target)
+        process = CONTEXT.Process(target=convert_and_die, args=(source, target, moment, full))
+        process.start()
+        process.join()
+        if target.exists() and not whole(target, source) and exists == "another's":
+            other = tmp_path / f"other{moment}"
+            shutil.copytree(target, other)
+            with suppress(CheckpointError):  # half of the one
+                convert(source, other, to="hf")
+                assert whole(other, source), moment
+        convert(source, target, tp=2)
+        assert whole(target, source), moment
+        if process.exitcode == 0:
+            break
+    assert process.exitcode == 0
+    assert moment > 10
+
+
+def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
     real, calls = produce.run, []
 
