@@ -35,8 +35,8 @@ def written(line: Line, hosts: int) -> str:
 class LivePanel:
     """Draws a `Progress` anew each time it is rendered."""
 
-    def __init__(self, progress: Progress, lines: int = 10) -> None:
-        self.progress, self.lines = progress, lines
+    def __init__(self, progress: Progress, lines: int = 10, way_out: str = "Ctrl-C leaves it running") -> None:
+        self.progress, self.lines, self.way_out = progress, lines, way_out
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -47,7 +47,7 @@ class LivePanel:
             Group(*self._rows(now, room)),
             title=f"[b]{p.name}[/b] on {p.target}",
             title_align="left",
-            subtitle="Ctrl-C leaves it running" if not p.ended else None,
+            subtitle=self.way_out if not p.ended else None,
             subtitle_align="right",
             border_style=colour,
         )

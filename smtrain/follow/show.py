@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smtrain.errors import JobError
+from smtrain.follow import notebook
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Event, Follower, Told
 from smtrain.follow.progress import Progress
@@ -38,7 +39,7 @@ class View:
     tail: int | None = None
     resume: bool = False
     panel: bool | None = None
-    """None: on a terminal."""
+    """None: on a terminal and in a notebook."""
     every: float | None = None
     """Seconds between summary lines where there is no panel; None: 30 on AWS, none locally."""
     lines: bool = True
@@ -56,8 +57,10 @@ def follow(job: Job, view: View, say: Say = print) -> bool:
         job.target, job.name, host=view.host, since=view.since, tail=view.tail, cursor=cursor, resume=view.resume
     )
     progress = Progress(job.name, job.target.name, job.target.region_name(), follower.patience)
-    panel = view.panel if view.panel is not None else say is print and sys.stdout.isatty()
-    show = _panel(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
+    in_notebook = notebook.here()
+    panel = view.panel if view.panel is not None else say is print and (in_notebook or sys.stdout.isatty())
+    draw = notebook.notebook_panel if in_notebook else _panel
+    show = draw(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
     wanted = re.compile(view.grep) if view.grep else None
     try:
         with show as take, closing(follower.events()) as events:

@@ -70,3 +70,9 @@ class Plan:
         from smtrain.planner.show import summary
 
         return summary(self)
+
+    def _repr_html_(self) -> str:
+        """Bars of memory, step and cost above the summary, for a notebook."""
+        from smtrain.planner.picture import card
+
+        return card(self)

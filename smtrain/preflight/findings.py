@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any, Literal
 
 Level = Literal["ok", "warning", "fault"]
 _ORDER: tuple[Level, ...] = ("fault", "warning", "ok")
+_COLOURS: dict[Level, str] = {"fault": "#c62828", "warning": "#b26a00", "ok": "#2e7d32"}
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,26 @@ class Report:
             return "nothing was checked"
         width = max(len(finding.check) for finding in self.findings)
         lines = []
-        for finding in sorted(self.findings, key=lambda finding: _ORDER.index(finding.level)):
+        for finding in self._worst_first():
             lines.append(f"{finding.level:7}  {finding.check:{width}}  {finding.text}")
             if finding.remedy:
                 lines.append(f"{'':7}  {'':{width}}  -> {finding.remedy}")
+        return "\n".join([*lines, self._count()])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for a notebook."""
+        rows = []
+        for f in self._worst_first():
+            remedy = f"<br>&rarr; {escape(f.remedy)}" if f.remedy else ""
+            rows.append(
+                f'<tr><td style="color:{_COLOURS[f.level]}"><b>{f.level}</b></td><td>{escape(f.check)}</td>'
+                f'<td style="text-align:left">{escape(f.text)}{remedy}</td></tr>'
+            )
+        return f"<table>{''.join(rows)}</table><div>{self._count()}</div>"
+
+    def _worst_first(self) -> list[Finding]:
+        return sorted(self.findings, key=lambda finding: _ORDER.index(finding.level))
+
+    def _count(self) -> str:
         counts = {level: sum(f.level == level for f in self.findings) for level in _ORDER}
-        lines.append(f"{counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} ok")
-        return "\n".join(lines)
+        return f"{counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} ok"

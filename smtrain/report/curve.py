@@ -19,13 +19,11 @@ _NAN = float("nan")
 def draw(records: Records, title: str) -> Figure:
     """Loss and gradient norm by step. Raises `JobError` where matplotlib is not installed."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from smtrain.report.figure import Picture
     except ImportError:
         raise JobError("a curve needs matplotlib; `pip install 'smtrain[notebooks]'` brings it") from None
     steps = [record["step"] for record in records]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Picture(figsize=(8, 4.5), layout="constrained")
     loss_axis, norm_axis = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     loss_axis.plot(steps, [record.get("loss", _NAN) for record in records], color="#1f77b4", linewidth=1.6)
     loss_axis.set(ylabel="loss (nats per token)", title=title)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.report.curve import save_curve
+from smtrain.report.curve import draw, save_curve
 from smtrain.report.sparkline import sparkline
 
 
@@ -28,3 +28,11 @@ def test_the_curve_is_a_picture(tmp_path: Path) -> None:
     path = save_curve(records, tmp_path / "a" / "loss.png", "a run")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 5000
+
+
+def test_a_kernel_without_inline_drawing_shows_the_curve() -> None:
+    from IPython.core.formatters import DisplayFormatter
+
+    figure = draw([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], "curve")
+    shown, _ = DisplayFormatter().format(figure)
+    assert shown["image/png"].startswith(b"\x89PNG")

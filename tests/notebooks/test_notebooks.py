@@ -1,0 +1,183 @@
+"""Every notebook runs headless: here with the tiny model, and for AWS as a dry run without credentials or network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.sdk.test_golden import GOLDEN, pinned
+from tests.sdk.wire import canonical
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PREPARE, TRAIN, EXPORT, FIVE_MINUTES = (path.stem for path in NOTEBOOKS)
+# The tiny model's run, short enough for a test.
+SHORT = {
+    "steps: 100": "steps: 6", "warmup_steps: 10": "warmup_steps: 2", "save_interval: 25": "save_interval: 3",
+    "max_new_tokens: 60": "max_new_tokens: 8", "tp: 2": "tp: 1",
+    "processes_per_instance: 2": "processes_per_instance: 1",
+}  # fmt: skip
+Execute = Callable[[str], Any]
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(notebook: Any) -> str:
+    """What all cells wrote to stdout."""
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    return "".join(output.text for output in outputs if output.get("name") == "stdout")
+
+
+def shown(notebook: Any, kind: str) -> list[str]:
+    """What was displayed in this MIME type."""
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    return [output.data[kind] for output in outputs if kind in output.get("data", {})]
+
+
+def requests(notebook: Any) -> Any:
+    """The request or requests that a cell prints as JSON."""
+    (text,) = (
+        output.text
+        for cell in code_cells(notebook)
+        for output in cell.outputs
+        if "json.dumps(request" in cell.source and output.get("name") == "stdout"
+    )
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, dict[str, str]], Any]:
+    """Runs a notebook for a target in a copy of the folders, the tiny model's run being short."""
+    root = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "notebooks", root / "notebooks")
+    shutil.copytree(ROOT / "examples", root / "examples")
+    tiny = root / "examples/tiny-llama.yaml"
+    text = tiny.read_text("utf-8")
+    for long, short in SHORT.items():
+        assert long in text
+        text = text.replace(long, short)
+    tiny.write_text(text, "utf-8")
+
+    def execute(name: str, target: str, environment: dict[str, str]) -> Any:
+        if name == FIVE_MINUTES:  # a run of its own beyond what it shares with the others
+            tiny.write_text(text.replace("steps: 6", "steps: 8"), "utf-8")
+        notebook: Any = nbformat.read(root / f"notebooks/{name}.ipynb", as_version=4)
+        first = code_cells(notebook)[0]
+        first.source = re.sub(r'^TARGET = "\w+"', f'TARGET = "{target}"', first.source, flags=re.MULTILINE)
+        folder = {"metadata": {"path": str(root / "notebooks")}}
+        NotebookClient(notebook, timeout=300, resources=folder).execute(env=environment)
+        return notebook
+
+    return execute
+
+
+@pytest.fixture(scope="module")
+def here(local_home: Path, executed: Any) -> Execute:
+    """Runs a notebook on the local control plane, after those before it, each once."""
+    done: dict[str, Any] = {}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+
+    def run(name: str) -> Any:
+        for path in NOTEBOOKS:
+            if path.stem not in done:
+                done[path.stem] = executed(path.stem, "local", environment)
+            if path.stem == name:
+                return done[name]
+        raise AssertionError(name)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def on_aws(tmp_path_factory: pytest.TempPathFactory, executed: Any) -> Execute:
+    """Runs a notebook for AWS where nobody has logged in and nothing can be reached."""
+    home = tmp_path_factory.mktemp("nobody")
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "SAGEMAKER_"))},
+        "HOME": str(home), "SMTRAIN_HOME": str(home / "smtrain"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        **dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"), "http://127.0.0.1:9"),
+    }  # fmt: skip
+
+    def run(name: str) -> Any:
+        notebook = executed(name, "aws", environment)
+        assert not list(home.glob("smtrain/*")), "something was started"
+        return notebook
+
+    return run
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_clean_and_spends_nothing_by_default(path: Path) -> None:
+    notebook: Any = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    for cell in code_cells(notebook):
+        assert cell.outputs == []
+        assert cell.execution_count is None
+    first = code_cells(notebook)[0].source
+    assert re.search(r'^TARGET = "local"', first, re.MULTILINE)
+    assert re.search(r"^SPEND = False\b", first, re.MULTILINE)
+    assert not re.search(r"hf_\w{20}|AKIA\w{16}", path.read_text("utf-8"))
+
+
+@pytest.mark.slow
+def test_text_is_prepared_and_weights_are_converted(here: Execute) -> None:
+    done = here(PREPARE)
+    assert [request["TrainingJobName"].rsplit("-", 1)[0] for request in requests(done)] == [
+        "tiny-llama-prepare",
+        "tiny-llama-convert",
+    ]
+    assert printed(done).count("cost: nothing") == 2
+    assert any("<svg" in html for html in shown(done, "text/html")), "the plan has a picture"
+
+
+@pytest.mark.slow
+def test_training_is_followed_drawn_and_paid_for(here: Execute) -> None:
+    done = here(TRAIN)
+    panels = [html for html in shown(done, "text/html") if "6 of 6" in html]
+    assert panels, "the live panel stays at the end"
+    assert "Completed" in panels[0]
+    assert shown(done, "image/png"), "job.plot()"
+    assert printed(done).count("/checkpoints/") == 2
+
+
+@pytest.mark.slow
+def test_the_exported_model_is_ordinary(here: Execute) -> None:
+    done = here(EXPORT)
+    said = printed(done)
+    assert "9.4 M parameters" in said
+    assert said.count("def __init__(self") >= 2, "by the generate job, and by transformers here"
+
+
+@pytest.mark.slow
+def test_the_whole_run_with_one_call(here: Execute) -> None:
+    done = here(FIVE_MINUTES)
+    assert len(requests(done)) == 5
+    for stage in ("prepare", "convert", "train", "export", "generate"):
+        assert re.search(rf"^{stage} +[\d.]+ s  s3://", printed(done), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [PREPARE, EXPORT, FIVE_MINUTES])
+def test_for_aws_the_full_size_is_shown_and_nothing_is_sent(on_aws: Execute, name: str) -> None:
+    done = on_aws(name)
+    assert all(request["TrainingJobName"].startswith("llama-2-70b-") for request in requests(done))
+    assert "could not be checked" in "".join(shown(done, "text/html"))
+
+
+def test_the_70b_notebook_shows_the_golden_request(on_aws: Execute) -> None:
+    done = on_aws(TRAIN)
+    assert pinned(canonical(requests(done))).encode() == GOLDEN.read_bytes()
+    table = shown(done, "text/html")[0]
+    assert all(f"<th>{count}</th>" in table for count in (8, 16, 32))
