@@ -26,6 +26,7 @@ class StageOption(str, Enum):
     fetch = "fetch"
     prepare = "prepare"
     convert = "convert"
+    compile = "compile"
     train = "train"
     export = "export"
     generate = "generate"

@@ -38,7 +38,7 @@ def run(
     where = options.name_of(target)
     loaded = planned(load_config(config, set_=set_ or ()), where, ask=not (yes or dry_run), show=not dry_run)
     if dry_run:
-        print_requests(loaded, stages_of(loaded), where)
+        print_requests(loaded, stages_of(loaded, where), where)
         return
     view = options.view_of(plain, every)
     done = run_all(loaded, target=where, again=again, check=not no_check, view=view)

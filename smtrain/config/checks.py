@@ -146,6 +146,7 @@ def _engine_faults(config: JobConfig) -> Iterator[Fault]:
             "parallel.pipeline_cuts": bool(parallel.pipeline_cuts),
             "parallel.virtual_stages": parallel.virtual_stages > 1,
             "train.stochastic_rounding": train.stochastic_rounding,
+            "compute.compile_ahead": config.compute.compile_ahead,
             "checkpoint.form": checkpoint.form != "pt",
             "checkpoint.asynchronous": checkpoint.asynchronous,
         }
@@ -155,6 +156,11 @@ def _engine_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{key}: only engine nxd does this; leave it out, or set train.engine: nxd",
             )
         return
+    if config.compute.compile_ahead and config.network.isolation:
+        yield (
+            {"compute.compile_ahead", "network.isolation"},
+            "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it; set one of both",
+        )
     if train.precision == "bf16" and parallel.tp > 1 and not parallel.sequence_parallel:
         yield (
             {"parallel.sequence_parallel", "parallel.tp", "train.precision"},

@@ -13,8 +13,11 @@ from smtrain.config.section import Section
 from smtrain.config.units import Seconds
 from smtrain.facts import instance
 
-Stage = Literal["fetch", "prepare", "convert", "train", "export", "generate"]
-STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "train", "export", "generate")
+Stage = Literal["fetch", "prepare", "convert", "compile", "train", "export", "generate"]
+STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "compile", "train", "export", "generate")
+# In a cache of compiled graphs: written when all graphs of a config are in it.
+GRAPHS_COMPLETE = "smtrain-complete.json"
+TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compile sees the graphs
 
 
 class Secret(Section):
@@ -122,6 +125,8 @@ class Compute(Section):
     """Disk per host, GiB; ignored by AWS on types with their own NVMe disks."""
     max_run: Seconds = 86400
     """The job is stopped after this long."""
+    compile_ahead: bool = False
+    """Engine nxd on AWS: a run compiles its graphs on one instance (stage compile) before all of them train."""
     keep_alive: Seconds = 0
     """Keep the train stage's machines this long afterwards (warm pool)."""
     spot: bool = False
@@ -255,6 +260,7 @@ class JobConfig(Section):
             "fetch": ["model.path", "model.token"],
             "prepare": ["model.path", "model.token", "data", "train.seq_len", "train.objective"],
             "convert": ["model.path", "parallel.tp", "parallel.pp"],
+            "compile": ["name", "model.path", "data.sources", "data.document_mask", "parallel", "train"],
             "train": [
                 "name",
                 "model.path",
@@ -278,7 +284,9 @@ class JobConfig(Section):
         if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
             del kept["data"]["document_mask"]
-        if stage == "train":
+        if stage == "compile":  # no weight changes a graph
+            kept["model"]["init"], kept["train"]["steps"] = "scratch", TRACED_STEPS
+        if stage in ("compile", "train"):
             kept["parallel"]["dp"] = self.dp
             kept["compute"] = {
                 "instance_count": self.compute.instance_count,

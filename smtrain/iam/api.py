@@ -28,7 +28,7 @@ def policies(
         role = f"arn:aws:iam::{where.account()}:role/{ROLE_NAME}"
         config = config.model_copy(update={"compute": config.compute.model_copy(update={"role": role})})
     chain = Chain(config, where, look=False)
-    requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config)}
+    requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, where.name)}
     return {
         "caller": caller_policy(chain.config, requests),
         "role": role_policy(chain.config, requests),

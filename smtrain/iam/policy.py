@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.config import JobConfig, Stage
+from smtrain.job.graphs import cache_root
 from smtrain.job.inputs import split_uri
 from smtrain.job.request import checkpoint_uri, run_uri
 
@@ -118,6 +119,8 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     base = str(config.output.s3_uri).rstrip("/") + "/"
     own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
     read = [run_uri(config), checkpoint_uri(config), *(u for u in _read(config, requests) if not u.startswith(base))]
+    if config.train.engine == "nxd":
+        read.append(cache_root(config))  # whether it holds the graphs is said before a job starts
     control = ["sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob"]
     control += ["sagemaker:ListTags", "sagemaker:StopTrainingJob"]
     if config.compute.keep_alive:
@@ -169,7 +172,8 @@ def _read(config: JobConfig, requests: Requests) -> list[str]:
 def _written(config: JobConfig, requests: Requests) -> list[str]:
     """The run's folder, its checkpoints, and the compile cache where that is in S3."""
     caches = {request.get("Environment", {}).get("NEURON_COMPILE_CACHE_URL", "") for request in requests.values()}
-    cached = [f"{cache.rstrip('/')}/" for cache in sorted(caches) if cache.startswith("s3://")]
+    root = cache_root(config)  # of every shape, or a policy would be of one config alone
+    cached = [root if c.startswith(root) else f"{c.rstrip('/')}/" for c in sorted(caches) if c.startswith("s3://")]
     return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *cached]))
 
 

@@ -6,23 +6,34 @@ names in compute.environment wins over everything here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from smtrain.config import JobConfig, Stage
 from smtrain.facts import instance
 from smtrain.facts.images import sdk_release
+from smtrain.job import graphs
 
 # SageMaker keeps this folder for the next job of the warm pool, and deletes it with the pool.
 WARM_POOL_CACHE = "/opt/ml/sagemaker/warmpoolcache"
 
 
-def environment(config: JobConfig, stage: Stage, image: str) -> dict[str, str]:
-    """Environment variables of a stage's containers; `config.output.s3_uri` is filled in."""
+def environment(
+    config: JobConfig, stage: Stage, image: str, described: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Environment variables of a stage's containers; `config.output.s3_uri` is filled in.
+
+    `described` is the model's config.json where it can be read; it names the cache of compiled graphs.
+    """
     found = {"PYTHONUNBUFFERED": "1"}
     row = instance(config.compute.instance_type)
-    if stage == "train" and row:
+    if stage in ("compile", "train") and row:
         if row["efa"]:
             # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
             found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
         found |= _neuron(config, sdk_release(image), logical_cores=row.get("logical_cores", 1))
+        if config.train.engine == "nxd" and not config.network.isolation:
+            found[graphs.VARIABLE] = graphs.cache_uri(config, image, found | config.compute.environment, described)
     return found | config.compute.environment
 
 
@@ -33,7 +44,7 @@ def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cor
         # Physical cores behind each logical one; the compiler's --lnc must be the same.
         found["NEURON_LOGICAL_NC_CONFIG"] = str(logical_cores)
     if cache := _compile_cache(config):
-        found["NEURON_COMPILE_CACHE_URL"] = cache
+        found[graphs.VARIABLE] = cache
     if release is None or release >= (2, 31, 0):
         return found  # No PyTorch-XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
     flags = ["--model-type=transformer", "--retry_failed_compilation"]
@@ -49,7 +60,7 @@ def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cor
 
 
 def _compile_cache(config: JobConfig) -> str | None:
-    """The next machine's graphs: the warm pool's own folder where there is one, else S3.
+    """The next machine's graphs: the warm pool's own folder where there is one, else S3 (engine nxd: always S3).
 
     Never below the checkpoints, which SageMaker would sync with every graph in them. A container without a network
     keeps the compiler's own default on its disk.

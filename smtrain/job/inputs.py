@@ -35,6 +35,8 @@ class Resolved:
 
     config: JobConfig
     uploads: tuple[Upload, ...]
+    described: dict[str, Any] | None = None
+    """The model's config.json, where the model is on this machine."""
 
 
 def resolve(config: JobConfig, target: Target) -> Resolved:
@@ -59,7 +61,8 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
         return upload.uri
 
     model_path = _materialised(config.model.path)
-    if isinstance(model_path, Path) and (found := [text for _, text in shape_faults(config, _described(model_path))]):
+    described = _described(model_path) if isinstance(model_path, Path) else None
+    if described is not None and (found := [text for _, text in shape_faults(config, described)]):
         raise ConfigError(found)
     resolved = config.model_copy(
         update={
@@ -76,7 +79,7 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
             "output": config.output.model_copy(update={"s3_uri": base}),
         }
     )
-    return Resolved(resolved, tuple(uploads.values()))
+    return Resolved(resolved, tuple(uploads.values()), described)
 
 
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:

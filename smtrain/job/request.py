@@ -10,7 +10,10 @@ from smtrain.facts.images import image_uri
 from smtrain.job.environment import environment
 
 # The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
-METRICS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
+METRICS: dict[Stage, tuple[str, ...]] = {
+    "train": ("loss", "grad_norm", "lr", "tokens_per_s", "mfu"),
+    "compile": ("graphs", "compiled", "failed", "cached"),
+}
 _NUMBER = r"([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
 # PID 1 must be the launcher itself (exec), or SIGTERM would never reach the training processes.
 _START = (
@@ -21,16 +24,18 @@ CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
 
 def create_training_job(
-    config: JobConfig, stage: Stage, job_name: str, inputs: Mapping[str, str], code_uri: str, config_uri: str
-) -> dict[str, Any]:
+    config: JobConfig, stage: Stage, job_name: str, inputs: Mapping[str, str], code_uri: str, config_uri: str,
+    described: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The request of one stage.
 
     `config` is resolved (region, role, URIs filled in), `inputs` maps channel names to s3:// prefixes, `code_uri` and
-    `config_uri` are the prefixes of the bundle and of the stage's config file.
+    `config_uri` are the prefixes of the bundle and of the stage's config file, `described` is the model's config.json
+    where it can be read.
     """
     compute, train = config.compute, stage == "train"
-    image = compute.image or image_uri(compute.region or "", config.train.engine)
-    instance_type = compute.instance_type if train else compute.cpu_instance_type
+    image = image_of(config)
+    instance_type = compute.instance_type if stage in ("compile", "train") else compute.cpu_instance_type
     request: dict[str, Any] = {
         "TrainingJobName": job_name,
         "RoleArn": compute.role,
@@ -40,7 +45,7 @@ def create_training_job(
             "ContainerEntrypoint": ["/bin/bash", "-c"],
             "ContainerArguments": [_START.format(stage=stage)],
             "MetricDefinitions": [
-                {"Name": f"train:{name}", "Regex": rf"\b{name}={_NUMBER}"} for name in METRICS if train
+                {"Name": f"{stage}:{name}", "Regex": rf"\b{name}={_NUMBER}"} for name in METRICS.get(stage, ())
             ],
         },
         "HyperParameters": _shown(config, stage),
@@ -56,7 +61,7 @@ def create_training_job(
             "VolumeSizeInGB": compute.volume_gb,
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": compute.max_run},
-        "Environment": environment(config, stage, image),
+        "Environment": environment(config, stage, image, described),
         "Tags": [
             {"Key": key, "Value": value}
             for key, value in {**config.tags, "smtrain:run": config.name, "smtrain:stage": stage}.items()
@@ -93,6 +98,11 @@ def create_training_job(
             "Subnets": list(config.network.subnets),
         }
     return request
+
+
+def image_of(config: JobConfig) -> str:
+    """The container image of every stage."""
+    return config.compute.image or image_uri(config.compute.region or "", config.train.engine)
 
 
 def run_uri(config: JobConfig) -> str:

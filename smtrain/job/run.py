@@ -14,6 +14,7 @@ from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.errors import JobError
 from smtrain.follow.show import View, follow
+from smtrain.job import graphs
 from smtrain.job.handle import Job
 from smtrain.job.logs import Line
 from smtrain.job.stages import Chain, list_jobs, stages_of
@@ -119,6 +120,8 @@ def launch(
         return plan.done
     if check and not plan.running:
         before(chain, [stage], say)
+    if stage == "train" and not plan.running:
+        graphs.announce(chain.target, chain.config, plan.request, say)
     job = submit(chain, plan, say, again=again)
     if wait and follow(job, view or View(), say):
         job.check()
@@ -132,7 +135,8 @@ def run(
 ) -> Run:  # fmt: skip
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
-    Stages that are done are skipped, one that was interrupted goes on. `on_line` gets every log line in place of `say`,
+    With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
+    interrupted goes on. `on_line` gets every log line in place of `say`,
     `check` and `view` are those of `launch`.
     Raises `JobError` with the cause at the first stage that does not end well. Ctrl-C leaves the job of the moment
     running and ends the call with KeyboardInterrupt; the same call later goes on with it.
@@ -140,7 +144,7 @@ def run(
     config = load_config(source, set_=set_, **sections)
     chain = Chain(config, target_of(config, target))
     done = Run(chain.config)
-    stages = stages_of(config)
+    stages = stages_of(config, chain.target.name)
     if check:
         before(chain, [stage for stage in stages if not chain.known(stage)], say)
     for number, stage in enumerate(stages, 1):
@@ -152,6 +156,8 @@ def run(
             job, skipped = plan.done, True
         else:
             say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
+            if stage == "train" and not plan.running:
+                graphs.announce(chain.target, chain.config, plan.request, say)
             job, skipped = submit(chain, plan, say, again=again), False
             _follow(job, say, on_line, view or View())
         seconds = time.monotonic() - started

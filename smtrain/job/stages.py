@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from smtrain.config import STAGES, JobConfig, Stage
 from smtrain.config.schema import digest, text_channels
 from smtrain.errors import ConfigError, JobError
+from smtrain.job import graphs
 from smtrain.job.bundle import build_bundle
+from smtrain.job.environment import environment
 from smtrain.job.handle import Job
 from smtrain.job.inputs import Resolved, Upload, resolve
-from smtrain.job.request import checkpoint_uri, create_training_job, output_uri
-from smtrain.job.target import Target
+from smtrain.job.request import checkpoint_uri, create_training_job, image_of, output_uri
+from smtrain.job.target import Target, TargetName
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,11 @@ class StagePlan:
         return next((job for job in self.earlier if job.known_running), None)
 
 
-def stages_of(config: JobConfig) -> list[Stage]:
-    """The stages a run of this config has: a model that is no hub's, prepared text and a random start skip one each."""
+def stages_of(config: JobConfig, target: TargetName | None = None) -> list[Stage]:
+    """The stages a run of this config has: a model that is no hub's, prepared text and a random start skip one each.
+
+    Graphs are compiled ahead where `compute.compile_ahead` asks for it, and not on this machine, which has no compiler.
+    """
     skipped: set[str] = set()
     if not config.model.path.startswith("hf://"):
         skipped.add("fetch")
@@ -48,6 +54,8 @@ def stages_of(config: JobConfig) -> list[Stage]:
         skipped.add("prepare")
     if config.model.init == "scratch":
         skipped.add("convert")
+    if not config.compute.compile_ahead or (target or config.target) == "local":
+        skipped.add("compile")
     return [stage for stage in STAGES if stage not in skipped]
 
 
@@ -67,6 +75,8 @@ class Chain:
         return f"{self.config.name}-{stage}-{self._key(stage)[:8]}"
 
     def _key(self, stage: Stage) -> str:
+        if stage == "compile":
+            return digest(self.graphs)
         before: dict[Stage, list[Stage]] = {"train": ["prepare"], "export": ["train"], "generate": ["export"]}
         upstream = [self._key(s) for s in before.get(stage, []) if s in stages_of(self.config)]
         return digest([self.config.for_stage(stage), self.config.data.prepared, checkpoint_uri(self.config), upstream])
@@ -81,6 +91,8 @@ class Chain:
         # One call answers both questions about a train stage: done already, and does another one write.
         siblings = self._named(f"{self.config.name}-train-") if stage == "train" else self._named(base)
         earlier = _attempts_at(base, siblings)
+        if stage == "compile" and self.look:
+            earlier += self._compiled(earlier)
         name = base if not earlier else f"{base}-{len(earlier) + 1}"
         bundle = build_bundle()
         root = self.config.output.s3_uri
@@ -92,7 +104,7 @@ class Chain:
         return StagePlan(
             stage,
             base,
-            create_training_job(self.config, stage, name, inputs, code_uri, config_uri),
+            create_training_job(self.config, stage, name, inputs, code_uri, config_uri, self.resolved.described),
             (
                 *needed,
                 Upload(code_uri, (("bundle.tar.gz", bundle.data),)),
@@ -113,6 +125,12 @@ class Chain:
     def known(self, stage: Stage) -> bool:
         """Whether a job of the stage runs or has done it."""
         return any(job.known_done or job.known_running for job in self._attempts(self.base_name(stage)))
+
+    @cached_property
+    def graphs(self) -> str:
+        """s3:// URI of the cache that stage compile fills; raises `ConfigError` where it has nothing to do."""
+        made = environment(self.config, "compile", image_of(self.config), self.resolved.described)
+        return graphs.compilable(self.config, made)
 
     @property
     def checkpoints(self) -> str:
@@ -136,8 +154,10 @@ class Chain:
             return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
         if stage == "convert":
             return {"model": model}
-        if stage == "train":
-            data = self.config.data.prepared or self._needs("train", "prepare")
+        if stage in ("compile", "train"):
+            data = self.config.data.prepared or self._needs(stage, "prepare")
+            if stage == "compile":
+                return {"data": data, "model": model}
             shards = self.output("convert") if "convert" in stages_of(self.config) else None
             return {"data": data, "model": model} | ({"shards": shards} if shards else {})
         if stage == "export":
@@ -152,6 +172,15 @@ class Chain:
                 f"launch stage {other} first, or `smtrain run` the whole chain"
             )
         return found
+
+    def _compiled(self, known: list[Job]) -> list[Job]:
+        """The job of another run that filled this very cache, if one did."""
+        told = graphs.held(self.target, self.graphs)
+        if told is None or told["job"] in [job.name for job in known]:
+            return []
+        job = Job(told["job"], self.target)
+        job.known_status = "Completed"
+        return [job]
 
     def _attempts(self, base: str) -> list[Job]:
         return _attempts_at(base, self._named(base))

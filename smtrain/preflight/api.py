@@ -50,7 +50,7 @@ def check(
         chain = Chain(config, target_of(config, target))
     except ConfigError as error:
         return Report(tuple(Finding("config", "fault", fault) for fault in error.faults))
-    return look(chain, [stage] if stage else stages_of(config))
+    return look(chain, [stage] if stage else stages_of(config, chain.target.name))
 
 
 def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> Report:

@@ -10,6 +10,7 @@ from typing import Any
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, OptimizerOptions, ParallelOptions
+from smtrain.train.trace import tracing
 
 Gather = Callable[[Any], list[Any]]
 Fault = Callable[[Path], str | None]
@@ -26,6 +27,8 @@ def join(config: JobConfig) -> tuple[Gather, Fault]:
         library.require()
         if config.train.stochastic_rounding:
             os.environ["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"  # read when the runtime starts
+        if tracing():  # all hosts' processes are on one, and groups are laid out by those of a host
+            os.environ["LOCAL_WORLD_SIZE"] = str(config.processes_per_instance)
         library.init_distributed()
         return library.Everyone().gather, whole.fault
     import torch.distributed as dist

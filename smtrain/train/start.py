@@ -21,6 +21,7 @@ from smtrain.train.health import StallWatch
 from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.resume import check_position, newest_common, position
+from smtrain.train.trace import trace, tracing
 
 
 def start(config: JobConfig, container: Container) -> None:
@@ -44,6 +45,11 @@ def start(config: JobConfig, container: Container) -> None:
         weights = open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
     engine = build(config, described, weights)
     loader = _loader(config, data, engine, ModelShape.from_config(described).vocab)
+    if tracing():
+        trace(config, engine, loader, stall)
+        engine.close()
+        stall.close()
+        return
     samples = 0
     if resumed_from:
         state = engine.load(resumed_from)

@@ -38,9 +38,10 @@ def request(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stage", STAGES[1:])
 @pytest.mark.parametrize("target", ["local", "aws"])
 def test_botocore_accepts_every_stage_on_every_target(raw: dict[str, Any], stage: Any, target: Any) -> None:
-    made = request(raw, stage=stage, target=target)
+    engine = {"train": {"engine": "nxd"}} if stage == "compile" else {}
+    made = request(raw, stage=stage, target=target, **engine)
     assert faults(made) == ""
-    assert made == request(raw, stage=stage, target=target)
+    assert made == request(raw, stage=stage, target=target, **engine)
     json.dumps(made)
 
 

@@ -1,0 +1,106 @@
+"""Stage compile: the graphs of the training run -> the compile cache in S3, by neuron_parallel_compile on one host.
+
+The tool runs the training entry with every process of the mesh, with the runtime answering zeros, and compiles what it
+saw. It writes to this host's disk: failures, which it would remember, never reach S3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from graphs_in_s3 import GraphsInS3
+
+from smtrain.config import JobConfig
+from smtrain.container import Container
+from smtrain.engine.nxd.compilation import PROGRAM, Cache, Listener, Totals, reason
+from smtrain.errors import SmtrainError
+from smtrain.facts import table
+from smtrain.train.entry import main
+
+
+def stage(config: JobConfig, container: Container) -> None:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        images = table("images")
+        raise SmtrainError(
+            f"{PROGRAM} is not in this container; the image {images['repository']}:{images['default_tag']} has it "
+            "(compute.image), or leave stage compile out"
+        )
+    shared = GraphsInS3(os.environ["NEURON_COMPILE_CACHE_URL"])
+    folder = container.root / "graphs"
+    folder.mkdir(exist_ok=True)
+    shared.fetch(folder)
+    cached, began = len(Cache.read(folder).whole), time.monotonic()
+    print(f"{cached} graphs are in the cache {shared.uri}", flush=True)
+    status, totals = _run([program, *_trial(config)], folder)
+    cache = Cache.read(folder)
+    if totals is None:
+        raise SmtrainError(
+            f"{PROGRAM} ended with status {status} before it compiled anything; what the training run said above is "
+            "the cause"
+        )
+    shared.store(folder, cache.files())  # also where others failed: the next attempt compiles those alone
+    seconds = time.monotonic() - began
+    result = {
+        "total": totals.total, "successful": totals.successful, "failed": totals.failed, "cached": cached,
+        "graphs": len(cache.whole), "failures": {path.name: reason(path) for path in cache.failed},
+        "compilers": sorted({path.parent.name for path in cache.whole}), "seconds": round(seconds, 1),
+        "cache": shared.uri, "job": os.environ.get("TRAINING_JOB_NAME", ""),
+    }  # fmt: skip
+    print(
+        f"graphs={totals.total} compiled={totals.successful} failed={totals.failed} cached={cached} "
+        f"seconds={seconds:.0f}",
+        flush=True,
+    )
+    if totals.failed or cache.failed or status:
+        raise SmtrainError(_failure(totals, cache, status))
+    if not cache.whole:
+        raise SmtrainError(f"{PROGRAM} saw no graph at all; is this an image for {config.compute.instance_type}?")
+    container.model_dir.mkdir(parents=True, exist_ok=True)
+    (container.model_dir / "compilation.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    shared.complete(result)
+
+
+def _trial(config: JobConfig) -> list[str]:
+    """The training run with all its processes on this host."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={config.world_size}",
+        "--master_addr=127.0.0.1", f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', '7777')}",
+        str(Path(__file__).resolve().parent / "train.py"),
+    ]  # fmt: skip
+
+
+def _run(command: list[str], folder: Path) -> tuple[int, Totals | None]:
+    """The program's exit status and totals; its lines go to the log as they come."""
+    listener = Listener()
+    surroundings = {**os.environ, "NEURON_COMPILE_CACHE_URL": str(folder)}
+    surroundings.setdefault("OMP_NUM_THREADS", "1")
+    with subprocess.Popen(
+        command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            listener.hear(line)
+    return process.returncode, listener.totals
+
+
+def _failure(totals: Totals, cache: Cache, status: int) -> str:
+    names = [f"{path.name}: {reason(path)}" for path in cache.failed]
+    told = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"{max(totals.failed, len(names))} of {totals.total} graphs did not compile (status {status}), and were not "
+        f"cached; read the compiler's errors above, try smaller pieces (parallel.pp, parallel.tp, train.seq_len) or "
+        f"another image, and launch stage compile again: {told or 'they left nothing in the cache'}"
+    )
+
+
+if __name__ == "__main__":
+    main(stage)

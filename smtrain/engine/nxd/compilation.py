@@ -1,0 +1,76 @@
+"""What neuron_parallel_compile says and leaves behind. Pure Python: it is asked where the library is not loaded.
+
+It runs a command to see its graphs, compiles each into the cache, logs three totals and ends with the number of
+failures, or at once where no graph is new. In the cache every graph has a folder `neuronxcc-VERSION/MODULE_HASH+FLAGS`
+with `model.neff`; a failed one has `model.log` in its place, which later runs would take for an answer.
+Source: torch-neuronx's neuron_parallel_compile, its guide, and public caches of neuronx-cc 2.12 to 2.15.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = "neuron_parallel_compile"
+_TOTALS = {
+    "total": re.compile(r"Total graphs: (\d+)"),
+    "successful": re.compile(r"Total successful compilations: (\d+)"),
+    "failed": re.compile(r"Total failed compilations: (\d+)"),
+}
+_NOTHING_NEW = "No todo hlos found"
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Graphs that one run of the program compiled."""
+
+    total: int
+    successful: int
+    failed: int
+
+
+class Listener:
+    """Takes the program's lines, and has its totals once it has said them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, int] = {}
+
+    def hear(self, line: str) -> None:
+        for name, pattern in _TOTALS.items():
+            if match := pattern.search(line):
+                self._found[name] = int(match[1])
+        if _NOTHING_NEW in line:
+            self._found.update(total=0, successful=0, failed=0)
+
+    @property
+    def totals(self) -> Totals | None:
+        """None where the program ended without a word, as when the command itself failed."""
+        return Totals(**self._found) if len(self._found) == len(_TOTALS) else None
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The graphs of a cache folder."""
+
+    whole: tuple[Path, ...]
+    failed: tuple[Path, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Cache:
+        found = sorted(path for path in folder.glob("*/MODULE_*") if path.is_dir())
+        whole = tuple(path for path in found if (path / "model.neff").is_file())
+        return cls(whole, tuple(path for path in found if path not in whole))
+
+    def files(self) -> list[Path]:
+        """What is worth keeping: the files of whole graphs, without locks."""
+        return [p for entry in self.whole for p in sorted(entry.rglob("*")) if p.is_file() and p.suffix != ".lock"]
+
+
+def reason(entry: Path) -> str:
+    """The compiler's word on a graph that failed, in one line."""
+    try:
+        lines = (entry / "model.log").read_text("utf-8", errors="replace").split()
+    except OSError:
+        return "it left no log"
+    return " ".join(lines)[-300:] or "its log is empty"
