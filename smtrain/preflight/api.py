@@ -12,7 +12,7 @@ from smtrain.errors import ConfigError, JobError
 from smtrain.job.inputs import Say
 from smtrain.job.stages import Chain, stages_of
 from smtrain.job.target import TargetName, target_of
-from smtrain.preflight import cost, dataset, image, limits, quotas, resume, role, storage, token
+from smtrain.preflight import cost, dataset, hosts, image, limits, quotas, resume, role, storage, token
 from smtrain.preflight.context import Check, Context, Unread
 from smtrain.preflight.findings import Finding, Report
 
@@ -24,6 +24,7 @@ CHECKS: dict[str, Check] = {
     "buckets": storage.buckets,
     "token": token.token,
     "quotas": quotas.quotas,
+    "hosts": hosts.hosts,
     "image": image.image,
     "model": dataset.model,
     "data": dataset.data,

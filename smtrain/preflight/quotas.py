@@ -30,6 +30,8 @@ class Need:
     """The config key to lower instead."""
     general: bool = False
     """Of the account, not of an instance type: where it is not listed, nothing is limited."""
+    spare: bool = False
+    """Of a fallback type: a job that is never asked for is not refused."""
 
 
 def quotas(context: Context) -> Iterator[Finding]:
@@ -49,10 +51,12 @@ def quotas(context: Context) -> Iterator[Finding]:
         if value >= need.amount:
             yield Finding("quotas", "ok", f"{need.name!r} is {value:g}, {need.amount} needed")
         else:
+            more = f"--service-code sagemaker --quota-code {code} --desired-value {need.amount} --region {region}"
             yield Finding(
-                "quotas", "fault", f"{need.name!r} is {value:g}, and this takes {need.amount}",
-                f"lower {need.key}, or ask for more: aws service-quotas request-service-quota-increase --service-code "
-                f"sagemaker --quota-code {code} --desired-value {need.amount} --region {region}",
+                "quotas", "warning" if need.spare else "fault",
+                f"{need.name!r} is {value:g}, and this takes {need.amount}",
+                f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: aws service-quotas "
+                f"request-service-quota-increase {more}",
             )  # fmt: skip
 
 
@@ -69,6 +73,8 @@ def _needs(context: Context) -> Iterator[Need]:
         key = "compute.instance_count" if train else "compute.cpu_instance_type"
         yield Need((SPOT if spot else TRAINING).format(type=type_), count, key)
         if train:
+            for other in compute.fallback_instance_types:
+                yield Need(TRAINING.format(type=other), count, "compute.fallback_instance_types", spare=True)
             yield Need(PER_SPOT_JOB if spot else PER_JOB, count, key, general=True)
             yield Need(ALL_SPOT_JOBS if spot else ALL_JOBS, count, key, general=True)
             yield Need(RUN_TIME, compute.max_run, "compute.max_run", general=True)

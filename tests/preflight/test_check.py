@@ -163,6 +163,34 @@ def test_each_quota_is_named_as_service_quotas_names_it_with_the_command_that_as
     assert "--desired-value 2" in told
 
 
+def test_a_fallback_type_without_a_quota_is_a_warning(aws: dict[str, Any]) -> None:
+    other = "ml.trn1n.32xlarge"
+    found = report(
+        with_(aws, "compute", fallback_instance_types=[other]), "quotas", "train",
+        service_quotas_ListServiceQuotas=listed(
+            quota(f"{TYPE} for training job usage", 8), quota(f"{other} for training job usage", 1)
+        ),
+    )  # fmt: skip
+    assert found.ok
+    assert found.warnings[0].text == f"'{other} for training job usage' is 1, and this takes 2"
+    assert found.warnings[0].remedy.startswith("leave it out of compute.fallback_instance_types, or ask for more: aws")
+
+
+def test_hosts_that_cannot_talk_to_one_another_are_told(aws: dict[str, Any]) -> None:
+    small = with_(aws, "compute", instance_type="ml.trn1.2xlarge", instance_count=4)
+    assert "ml.trn1.2xlarge has no EFA, over which hosts talk: 4 of them" in only_fault(report(small, "hosts"), "hosts")
+    assert report(aws, "hosts").ok
+
+
+def test_spot_that_would_never_end_is_refused_and_one_beyond_its_wait_warned_of(aws: dict[str, Any]) -> None:
+    big = with_({**aws, "parallel": {"tp": 8, "pp": 8}}, "model", path="s3://models/llama-2-70b")
+    big = with_(big, "compute", instance_count=8, spot=True, max_run="400h", max_wait="500h")
+    never = with_(big, "train", seq_len=4096, global_batch_size=512, save_interval=10**4, steps=10**5)
+    assert "would practically never end" in only_fault(report(never, "spot"), "spot")
+    late = with_(never, "train", save_interval=10)
+    assert "more than compute.max_wait allows" in report(late, "spot").warnings[0].text
+
+
 def test_a_quota_without_an_applied_value_has_aws_default_and_an_unlisted_one_is_a_warning(aws: dict[str, Any]) -> None:
     found = report(
         aws, "quotas", service_quotas_ListServiceQuotas=listed(quota(f"{CPU} for training job usage", 4)),
