@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -131,10 +132,13 @@ def _remote(uri: str) -> tuple[Any, str]:
 
 
 def _listed(uri: str) -> list[SourceFile]:
+    """The objects of a prefix, or those that a pattern of *, ** and ? means."""
     from pyarrow import fs
 
-    filesystem, path = _remote(uri)
+    wild = re.search(r"[^/]*[*?]", uri)  # from the first level that is no name
+    filesystem, path = _remote(uri[: wild.start()].rstrip("/") if wild else uri)
     scheme = uri.partition("://")[0]
+    wanted = _pattern(uri[wild.start() :]) if wild else None
     try:
         about = filesystem.get_file_info(path)
         if about.type == fs.FileType.File:
@@ -148,7 +152,14 @@ def _listed(uri: str) -> list[SourceFile]:
         for f in sorted(found, key=lambda f: f.path)
         if f.type == fs.FileType.File
     ]
-    return [f for f in files if not any(part.startswith(".") for part in f.name.split("/"))]
+    seen = [f for f in files if not any(part.startswith(".") for part in f.name.split("/"))]
+    return [f for f in seen if wanted is None or wanted.fullmatch(f.name)]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """`glob`'s *, ** and ? for names that are no paths of this machine."""
+    kinds = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(kinds.get(t) or re.escape(t) for t in re.split(r"(\*\*/|\*\*|\*|\?)", text)))
 
 
 def _hub_files(uri: str) -> list[SourceFile]:

@@ -155,7 +155,8 @@ class Chain:
         if stage == "convert":
             return {"model": model}
         if stage in ("compile", "train"):
-            data = self.config.data.prepared or self._needs(stage, "prepare")
+            prepared = self.config.data.prepared
+            data = f"{prepared.rstrip('/')}/" if prepared else self._needs(stage, "prepare")
             if stage == "compile":
                 return {"data": data, "model": model}
             shards = self.output("convert") if "convert" in stages_of(self.config) else None

@@ -11,12 +11,15 @@ import torch
 
 from smtrain.data import reading
 from smtrain.data import sft as sft_module
+from smtrain.data.about import inspect
+from smtrain.data.exchange import export_blocks
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.manifest import Manifest
 from smtrain.data.packed import PackedLoader
 from smtrain.data.packing import Packing
 from smtrain.data.sft import prepare_sft
 from smtrain.errors import DataError
+from tests.cli.test_cli import smtrain
 from tests.data.chats import talk, tokenizer, write
 
 SEQ_LEN = 63
@@ -254,3 +257,27 @@ def test_what_does_not_fit_is_refused(data: Path, tmp_path: Path) -> None:
     os.truncate(copy / "tokens.idx", 50)
     with pytest.raises(DataError, match=r"tokens\.idx is not the whole index"):
         load(copy, 2)
+
+
+def test_it_is_described_and_not_taken_apart(data: Path, tmp_path: Path) -> None:
+    tokens, mask = IndexedDataset(data / "tokens"), IndexedDataset(data / "tokens_mask")
+    facts = inspect(data).facts
+    packing, rows = Packing(0, np.array(tokens.lengths) - 1, SEQ_LEN), facts["rows_an_epoch"]
+    assert sorted(s for row in range(rows) for s in packing.row(row)) == list(range(len(tokens)))
+    assert facts["rows_filled"] == round((len(tokens.tokens) - len(tokens)) / (rows * SEQ_LEN), 4)
+    assert facts["learned_tokens"] == mask.tokens.sum()
+    with pytest.raises(DataError, match="marked in files of their own"):
+        export_blocks(data, tmp_path / "blocks", 16)
+
+
+def test_in_a_shell(tmp_path: Path, folders: dict) -> None:
+    source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b " * 90)}, {"instruction": "a", "output": "b"}])
+    common = ("--model", str(folders["chatml"]), "--objective", "sft", "--seq-len", "32")
+    told = smtrain("data", "prepare", str(source), str(tmp_path / "cut"), *common)
+    assert told.returncode == 0, told.stderr
+    assert "2 documents" in told.stdout
+    told = smtrain("data", "prepare", str(source), str(tmp_path / "fit"), *common, "--overlong", "drop")
+    assert "left out: 1 samples longer than seq_len + 1 tokens" in told.stdout
+    assert "rows_filled" in smtrain("data", "inspect", str(tmp_path / "fit")).stdout
+    told = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "dpo")
+    assert told.stderr.startswith("smtrain: --objective dpo")

@@ -166,7 +166,9 @@ def test_a_document_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monke
             read(tmp_path / name)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence() -> None:
+def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("huggingface_hub.constants", "datasets.config"):  # or it would be tried again for half a minute
+        monkeypatch.setattr(pytest.importorskip(module), "HF_HUB_OFFLINE", True)
     with pytest.raises(
         DataError, match=r"^hf://nobody/nothing (needs the package datasets|cannot be loaded).*files\.$"
     ):

@@ -1,0 +1,104 @@
+"""Text in S3 (the local control plane's): read directly, and by a prepare job through its channel."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.data.prepare import prepare
+from smtrain.data.sources import find_files
+from smtrain.errors import DataError
+from smtrain.job.inputs import download
+from smtrain.local import ensure_running
+
+pytestmark = pytest.mark.slow
+
+BUCKET = "texts-of-a-test"
+
+
+@pytest.fixture(scope="module")
+def texts(local_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder, and the same under s3://BUCKET/in."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "deep/er").mkdir(parents=True)
+    rows = ["".join(json.dumps({"text": f"words of {n} {i} " * 9}) + "\n" for i in range(40)) for n in ("a", "b")]
+    (folder / "a.jsonl").write_text(rows[0])
+    (folder / "deep/b.jsonl.gz").write_bytes(gzip.compress(rows[1].encode()))
+    pq.write_table(pa.table({"text": [f"the text {i}" for i in range(9)]}), folder / "deep/er/c.parquet")
+    client = ensure_running().session().client("s3")
+    client.create_bucket(Bucket=BUCKET)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        client.upload_file(str(path), BUCKET, f"in/{path.relative_to(folder)}")
+    client.put_object(Bucket=BUCKET, Key="in/.hidden.jsonl", Body=b"no JSON")
+    client.put_object(Bucket=BUCKET, Key="in-other/d.jsonl", Body=b"no JSON")
+    return folder
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, texts: Path) -> None:
+    """What a user sets to reach an S3 that is not AWS's."""
+    for name, value in ensure_running().environment().items():
+        monkeypatch.setenv(name, value)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / f"tokens.{name}").read_bytes() for name in ("bin", "idx")}
+
+
+def prepared(source: Path | str, output: Path, tokenizer: Path) -> dict[str, bytes]:
+    prepare(source, output, tokenizer, seq_len=8, progress=lambda _: None)
+    return written(output)
+
+
+def test_objects_are_read_where_they_lie(aws: None, texts: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
+    expected = prepared(texts, tmp_path / "here", tokenizer_folder)
+    assert prepared(f"s3://{BUCKET}/in", tmp_path / "there", tokenizer_folder) == expected
+    assert prepared(f"s3://{BUCKET}/in/", tmp_path / "there", tokenizer_folder) == expected
+    one = prepared(texts / "deep/b.jsonl.gz", tmp_path / "one", tokenizer_folder)
+    assert prepared(f"s3://{BUCKET}/in/deep/b.jsonl.gz", tmp_path / "there", tokenizer_folder) == one
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("in/*.jsonl", ["a.jsonl"]),
+        ("in/*/?.*", ["deep/b.jsonl.gz"]),
+        ("in/**/*.parquet", ["deep/er/c.parquet"]),
+        ("in/**", ["a.jsonl", "deep/b.jsonl.gz", "deep/er/c.parquet"]),
+        ("i*/a.jsonl", ["in/a.jsonl"]),
+    ],
+)
+def test_a_pattern_means_what_it_means_in_a_folder(aws: None, pattern: str, names: list[str]) -> None:
+    assert [file.name for file in find_files(f"s3://{BUCKET}/{pattern}")] == names
+
+
+def test_what_is_not_there_is_one_sentence(aws: None) -> None:
+    for uri, words in [
+        (f"s3://{BUCKET}/nothing/", r"/nothing/ (cannot be listed|holds no file)"),
+        (f"s3://{BUCKET}/in/*.none", "holds no file"),
+        ("s3://no-bucket-of-ours/x", "(cannot be listed|holds no file)"),
+    ]:
+        with pytest.raises(DataError, match=words):
+            find_files(uri)
+
+
+def test_a_job_reads_them_through_its_channel(texts: Path, trained_inputs: dict[str, Path], tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "name": "from-s3",
+        "target": "local",
+        "model": {"path": trained_inputs["model"]},
+        "data": {"path": f"s3://{BUCKET}/in/"},
+        "train": {"seq_len": 8},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
+    }
+    job = smtrain.launch(config, stage="prepare", say=lambda _: None)
+    download(job.target, job.output, tmp_path / "there")
+    assert written(tmp_path / "there") == prepared(texts, tmp_path / "here", trained_inputs["model"])
