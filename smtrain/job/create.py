@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig
 from smtrain.job.target import Target
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+
+# A job that an unanswered call of ours made is hardly older than this by AWS's clock, seconds.
+OURS = 300.0
 
 
 def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
@@ -20,3 +27,14 @@ def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
         submit(generation, target, request)
     else:
         target.sagemaker.create_training_job(**request)
+
+
+def answer_was_lost(error: ClientError, told: dict[str, Any]) -> bool:
+    """Whether a refused name is that of the very job that was to be made: a first call made it, its answer was lost.
+
+    `told` is DescribeTrainingJob's answer. Only a call that botocore has repeated can be of that kind.
+    """
+    response = error.response
+    refused = response.get("Error", {}).get("Code") == "ResourceInUse"
+    repeated = bool(response.get("ResponseMetadata", {}).get("RetryAttempts"))
+    return refused and repeated and bool(told["CreationTime"].timestamp() > time.time() - OURS)

@@ -10,20 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
 from smtrain.errors import JobError
 from smtrain.job import pools
-from smtrain.job.create import create
+from smtrain.job.create import answer_was_lost, create
 from smtrain.job.handle import ENDED, Job
 from smtrain.job.inputs import upload_all
 from smtrain.job.quotas import Refusal
 from smtrain.job.stages import Chain, StagePlan
 from smtrain.job.waiting import LOOK, Patience
 
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+
 Say = Callable[[str], None]
-# A job that an unanswered call of ours made is hardly older than this by AWS's clock, seconds.
-OURS = 300.0
 
 
 def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> Job:
@@ -120,7 +122,7 @@ class _Attempt:
                 code = error.response.get("Error", {}).get("Code")
                 told = error.response.get("ResponseMetadata", {})
                 if code == "ResourceInUse":
-                    if job := self._taken(name, retried=bool(told.get("RetryAttempts"))):
+                    if job := self._taken(name, error):
                         return job
                 elif code == "ResourceLimitExceeded":
                     self._await_quota(Refusal(self.target, error.response["Error"]["Message"]))
@@ -138,13 +140,11 @@ class _Attempt:
         job.known_status = "InProgress"
         return job
 
-    def _taken(self, name: str, *, retried: bool) -> Job | None:
+    def _taken(self, name: str, error: ClientError) -> Job | None:
         """The job to join when a name is in use; None where the next name is to be tried."""
         job = Job(name, self.target)
-        told = job.describe()
-        young = told["CreationTime"].timestamp() > time.time() - OURS
-        if retried and young:
-            return job  # the first of our calls took effect, and its answer was lost
+        if answer_was_lost(error, job.describe()):
+            return job
         if not self.again and job.known_status not in ("Failed", "Stopped"):
             what = "has done this already" if job.known_done else "was started meanwhile; joining it"
             self.say(f"{name} {what}")

@@ -8,6 +8,8 @@ from typing import Any
 
 from smtrain.config.secrets import is_secret
 from smtrain.errors import ConfigError
+from smtrain.job.create import answer_was_lost
+from smtrain.job.handle import Job
 from smtrain.job.inputs import split_uri
 from smtrain.job.target import Target
 
@@ -71,3 +73,27 @@ def refuse_secrets(request: dict[str, Any]) -> None:
     if faults:
         remedy = "which anyone who may describe the job could read; keep it in Secrets Manager (model.token)"
         raise ConfigError([f"{fault}, {remedy}" for fault in faults])
+
+
+def send(target: Target, name: str, call: Callable[[], Any]) -> None:
+    """One CreateTrainingJob; it has gone well, too, where a repetition of it finds what the first call has made."""
+    from botocore.exceptions import ClientError
+
+    try:
+        call()
+    except ClientError as error:
+        if error.response["Error"].get("Code") != "ResourceInUse":
+            raise
+        if not answer_was_lost(error, Job(name, target).describe()):
+            raise
+
+
+def watch(target: Target, name: str, *, lines: bool) -> None:
+    """What `train()` and `fit()` wait with. Raises `JobError` with the cause where the job does not end well.
+
+    The SDKs' own waits end with the first call that is throttled beyond botocore's retries, while the job runs on; they
+    lose lines that come late or out of order, and v2's never passes a second page of log streams (hosts beyond 50).
+    """
+    job = Job(name, target).follow(lines=lines)
+    if not job.known_running:  # else Ctrl-C has left it
+        job.check()

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sagemaker.estimator import EstimatorBase
+from sagemaker.estimator import EstimatorBase, _TrainingJob
 from sagemaker.inputs import TrainingInput
 from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
 from smtrain.job.target import Target
-from smtrain.sdk.session import CONFIG, refuse_secrets, session_arguments
+from smtrain.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
 
 
 class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
@@ -23,11 +23,13 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
     """
 
     def __init__(
-        self, job_name: str, channels: dict[str, TrainingInput], prepare: Callable[[], None] | None, **arguments: Any
-    ) -> None:
+        self, target: Target, job_name: str, channels: dict[str, TrainingInput], prepare: Callable[[], None] | None,
+        **arguments: Any,
+    ) -> None:  # fmt: skip
         # PyTorch insists on a script, and would tar and upload it anew for every job; the code is a channel here.
         super().__init__(entry_point="launch.py", **arguments)
         self.entry_point = None
+        self._target = target
         self.job_name, self.channels, self._prepare = job_name, channels, prepare
 
     def fit(
@@ -38,19 +40,26 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
         job_name: str | None = None,
         experiment_config: dict[str, str] | None = None,
     ) -> Any:
-        """Upload what is missing and create the job; with `wait` follow it to its end.
+        """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
 
         The SDK's method without its telemetry, which reports each call and swallows Ctrl-C (it returns None while the
-        job runs on).
+        job runs on). `logs` "None" or False waits without lines. Raises `JobError` with the cause where a job that is
+        waited for does not end well.
         """
         refuse_secrets({"Environment": self.environment, "HyperParameters": self.hyperparameters(), "Tags": self.tags})
         if self._prepare:
             self._prepare()
-        fit = EstimatorBase.fit
+        name, fit = job_name or self.job_name, getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit)
         with _without_config(self.sagemaker_session):
-            return getattr(fit, "__wrapped__", fit)(
-                self, inputs or self.channels, wait, logs, job_name or self.job_name, experiment_config
+            send(
+                self._target,
+                name,
+                lambda: fit(self, inputs or self.channels, False, logs, name, experiment_config),
             )
+        # Also where a first call's answer was lost, and the SDK knows of no job.
+        self.latest_training_job = _TrainingJob(self.sagemaker_session, name)
+        if wait:
+            watch(self._target, name, lines=logs not in (False, None, "None"))
 
     def hyperparameters(self) -> dict[str, str]:
         """As plain text; the framework's own are quoted as JSON, for a toolkit that does not run here."""
@@ -66,10 +75,12 @@ def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None]
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
     with _without_config(session):
-        return _estimator(session, request, prepare)
+        return _estimator(target, session, request, prepare)
 
 
-def _estimator(session: Session, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
+def _estimator(
+    target: Target, session: Session, request: dict[str, Any], prepare: Callable[[], None] | None
+) -> Estimator:
     algorithm, resources, limits = (
         request["AlgorithmSpecification"],
         request["ResourceConfig"],
@@ -81,6 +92,7 @@ def _estimator(session: Session, request: dict[str, Any], prepare: Callable[[], 
         request.get("CheckpointConfig", {}),
     )
     return Estimator(
+        target,
         request["TrainingJobName"],
         {channel["ChannelName"]: _input(channel) for channel in request["InputDataConfig"]},
         prepare,

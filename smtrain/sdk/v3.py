@@ -27,8 +27,10 @@ from sagemaker.core.training.configs import (
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.train import ModelTrainer
 
+from smtrain.follow.follower import PACES
+from smtrain.follow.patience import Patience
 from smtrain.job.target import Target
-from smtrain.sdk.session import CONFIG, refuse_secrets, session_arguments
+from smtrain.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
 
 
 class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
@@ -46,15 +48,16 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
     profiler_config: dict[str, Any] | None = None
 
     _prepare: Callable[[], None] | None = PrivateAttr(default=None)
+    _target: Target = PrivateAttr()
 
     def train(
         self, input_data_config: Any = None, wait: bool | None = True, logs: bool | None = True, dry_run: bool = False
     ) -> Any:
-        """Upload what is missing and create the job; with `wait` follow it to its end.
+        """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
 
         ModelTrainer's own method reports to a telemetry service, swallows Ctrl-C (it returns None while the job runs
         on), sends through clients of its own, and describes the job at once: a throttled description there looks like
-        a failed creation.
+        a failed creation. Raises `JobError` with the cause where a job that is waited for does not end well.
         """
         if isinstance(self.sagemaker_session, PipelineSession):
             return super().train(input_data_config, wait, logs, dry_run)
@@ -63,12 +66,14 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
             return None
         if self._prepare:
             self._prepare()
-        self.sagemaker_session.sagemaker_client.create_training_job(**request)
-        job = TrainingJob(training_job_name=request["TrainingJobName"])
+        name = request["TrainingJobName"]
+        send(self._target, name, lambda: self.sagemaker_session.sagemaker_client.create_training_job(**request))
+        job = TrainingJob(training_job_name=name)
         job._set_client_context(session=self.sagemaker_session.boto_session)
         self._latest_training_job = job
         if wait:
-            job.wait(logs=logs)
+            watch(self._target, name, lines=bool(logs))
+            Patience(PACES[self._target.name].limit).call(_refresh, job=job)
         return None
 
     def _create_training_job_args(self, input_data_config: Any = None, boto3: bool = False) -> dict[str, Any]:
@@ -152,8 +157,14 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
         made.with_session_chaining_config(
             SessionChainingConfig(enable_session_tag_chaining=chaining["EnableSessionTagChaining"])
         )
-    made._prepare = prepare
+    made._prepare, made._target = prepare, target
     return made
+
+
+def _refresh(job: TrainingJob) -> dict[str, Any]:
+    """Fill in what the SDK's job says of itself."""
+    job.refresh()
+    return {}
 
 
 def _channel(channel: dict[str, Any]) -> Channel:
