@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.config import STAGES, Stage
+from smtrain.config import Stage
 from smtrain.job.target import Target
 from smtrain.sdk import build, installed
-from tests.sdk.wire import SDK, Wire, canonical, sent, start, target_with
+from tests.sdk.wire import OF_ANY_CONFIG, SDK, Wire, canonical, sent, start, target_with
 
 # What is left between the ways to send a request, and why. Nothing of it is in a request's fields.
 REST = {
@@ -25,7 +25,7 @@ REST = {
 }
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "fetch"])  # this model is not of a hub
+@pytest.mark.parametrize("stage", OF_ANY_CONFIG)
 @pytest.mark.parametrize("config", ["plain", "full"])
 def test_the_sdk_sends_what_boto3_sends(config: str, stage: Stage, request: pytest.FixtureRequest) -> None:
     wanted = smtrain.request(request.getfixturevalue(config), stage=stage)

@@ -10,11 +10,14 @@ from typing import Any
 
 import botocore.session
 
+from smtrain.config import STAGES
 from smtrain.job.target import Target
 from smtrain.sdk import build, installed
 
 # The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in both).
 SDK = installed()
+# Those of a model that is of no hub, on an engine that compiles as it runs.
+OF_ANY_CONFIG = [stage for stage in STAGES if stage not in ("fetch", "compile")]
 
 
 class Stopped(Exception):
