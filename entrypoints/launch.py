@@ -1,13 +1,15 @@
 """The container's first process: `python launch.py STAGE` installs what is missing and becomes the stage.
 
-It ends in exec, so that PID 1 is torchrun (or the stage itself) and SIGTERM reaches the training processes. Standard
-library only: it runs before anything is installed.
+Training runs under torchrun, and SIGTERM is handed to the training processes from here: torchrun would kill them 30 s
+after, of the 120 s that SageMaker gives, and end in an error. Standard library only: it runs before anything is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -57,6 +59,35 @@ def command(stage: str, ml: Path) -> list[str]:
     ]  # fmt: skip
 
 
+def supervise(arguments: list[str]) -> int:
+    """Run torchrun to its end; gives its exit status, 128 + the signal that killed it.
+
+    SIGTERM goes to the training processes, which save and leave by themselves; before there are any, to torchrun.
+    """
+    torchrun = subprocess.Popen(arguments)
+
+    def stop(_number: int, _frame: object) -> None:
+        for pid in children(torchrun.pid) or [torchrun.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    status = torchrun.wait()
+    return status if status >= 0 else 128 - status
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started and that live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The command in parentheses may hold anything; state and parent come after it.
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                    found.append(int(entry.name))
+    return found
+
+
 def address(host: str) -> str:
     """The first host's name, or this machine where the sandbox could not give hosts names of their own."""
     try:
@@ -78,7 +109,9 @@ def main() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries are noise in a log
     arguments = command(stage, ml)
-    os.execv(arguments[0], arguments)  # noqa: S606
+    if stage != "train":
+        os.execv(arguments[0], arguments)  # noqa: S606
+    sys.exit(supervise(arguments))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.config.checks_data import Fault, data_faults, path_faults, template_faults
+from smtrain.config.checks_engine import engine_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
 
@@ -133,73 +134,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
             "compute.environment: the compile cache may not lie in /opt/ml/checkpoints, where every graph would be "
             "synced with the checkpoints; use an s3:// URI or leave it to smtrain",
         )
-    yield from _engine_faults(config)
-
-
-def _engine_faults(config: JobConfig) -> Iterator[Fault]:
-    """What only one of the engines can do."""
-    parallel, train, checkpoint = config.parallel, config.train, config.checkpoint
-    if train.engine == "native":
-        asked = {
-            "parallel.activation_checkpointing": parallel.activation_checkpointing == "selective",
-            "parallel.zero1": not parallel.zero1,
-            "parallel.pipeline_cuts": bool(parallel.pipeline_cuts),
-            "parallel.virtual_stages": parallel.virtual_stages > 1,
-            "train.stochastic_rounding": train.stochastic_rounding,
-            "compute.compile_ahead": config.compute.compile_ahead,
-            "checkpoint.form": checkpoint.form != "pt",
-            "checkpoint.asynchronous": checkpoint.asynchronous,
-        }
-        for key in (key for key, wanted in asked.items() if wanted):
-            yield (
-                {key, "train.engine"},
-                f"{key}: only engine nxd does this; leave it out, or set train.engine: nxd",
-            )
-        return
-    if config.compute.compile_ahead and config.network.isolation:
-        yield (
-            {"compute.compile_ahead", "network.isolation"},
-            "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it; set one of both",
-        )
-    if train.precision == "bf16" and parallel.tp > 1 and not parallel.sequence_parallel:
-        yield (
-            {"parallel.sequence_parallel", "parallel.tp", "train.precision"},
-            "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 without it; "
-            "set it to true",
-        )
-    if train.precision == "bf16" and not parallel.zero1:
-        yield (
-            {"parallel.zero1", "train.precision"},
-            "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true",
-        )
-    if train.stochastic_rounding and train.precision != "bf16":
-        yield (
-            {"train.stochastic_rounding", "train.precision"},
-            "train.stochastic_rounding: has a meaning only with train.precision: bf16",
-        )
-    hosts = config.processes_per_instance
-    if parallel.tp == 4 and "trn1" in config.compute.instance_type and hosts % 4 == 0 and config.dp % (hosts // 4):
-        yield (
-            {"parallel.tp", "parallel.dp", "compute.processes_per_instance"},
-            f"parallel.tp: on Trainium1 NxD lays groups of 4 across a host, so dp = {config.dp} must be a multiple of "
-            f"{hosts // 4} (processes of a host / 4); change tp, pp or compute.instance_count",
-        )
-    stages = parallel.pp * parallel.virtual_stages
-    micro = train.global_batch_size // max(1, config.dp * parallel.micro_batch_size)
-    if parallel.virtual_stages > 1 and parallel.pp > 1 and micro % parallel.pp:
-        yield (
-            {"parallel.virtual_stages", "parallel.pp", "train.global_batch_size", "parallel.micro_batch_size"},
-            f"parallel.virtual_stages: the interleaved schedule needs a multiple of pp = {parallel.pp} micro-batches a "
-            f"step, and there are {micro}; change train.global_batch_size or parallel.micro_batch_size",
-        )
-    if parallel.virtual_stages > 1 and parallel.pp == 1:
-        yield {"parallel.virtual_stages", "parallel.pp"}, "parallel.virtual_stages: has a meaning only with pp > 1"
-    if parallel.pipeline_cuts and len(parallel.pipeline_cuts) != stages - 1:
-        yield (
-            {"parallel.pipeline_cuts", "parallel.pp", "parallel.virtual_stages"},
-            f"parallel.pipeline_cuts: {len(parallel.pipeline_cuts)} cuts for {stages} stages (pp x virtual_stages); "
-            f"give {stages - 1} or none",
-        )
+    yield from engine_faults(config)
 
 
 def secret_faults(config: JobConfig) -> Iterator[Fault]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from smtrain.job.inputs import list_objects, split_uri
 from smtrain.job.target import Target
 
+_RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine nxd
 _STEP_FOLDER = re.compile(r"step_(\d+)/(.+)")
 
 
@@ -41,9 +43,16 @@ def saved_steps(target: Target, uri: str) -> list[Step]:
             found.setdefault(f"step_{named[1]}", {})[named[2]] = item["Size"]
     steps = []
     for step, files in sorted(found.items()):
-        lacking = ["manifest.json"]
-        if "manifest.json" in files:
-            body = target.s3.get_object(Bucket=bucket, Key=f"{prefix}{step}/manifest.json")["Body"].read()
-            lacking = [name for name, entry in json.loads(body)["files"].items() if files.get(name) != entry["size"]]
+        lacking = [_RECORDS[0]]
+        if record := next((name for name in _RECORDS if name in files), None):
+            body = target.s3.get_object(Bucket=bucket, Key=f"{prefix}{step}/{record}")["Body"].read()
+            sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in _files(body).items()}
+            lacking = [name for name, size in sizes.items() if files.get(name) != size]
         steps.append(Step(f"{uri}{step}/", tuple(lacking)))
     return steps
+
+
+def _files(record: bytes) -> dict[str, Any]:
+    """The files that a record names: their sizes, or mappings that hold it."""
+    found: dict[str, Any] = json.loads(record)["files"]
+    return found

@@ -12,6 +12,7 @@ from smtrain.checkpoint import manifest as checkpoint_manifest
 from smtrain.config import JobConfig
 from smtrain.config.schema import digest
 from smtrain.data.manifest import Manifest
+from smtrain.engine.nxd import whole
 from smtrain.errors import CheckpointError
 from smtrain.train.engines import Fault, Gather
 
@@ -30,6 +31,18 @@ def newest_common(folder: Path, fault: Fault, gather: Gather) -> tuple[int, Path
             print(f"passing over checkpoint {path.name}: {reason}", flush=True)
     common = set(mine).intersection(*map(set, gather(sorted(mine))))
     return (max(common), mine[max(common)]) if common else None
+
+
+def check_engine(folder: Path, engine: str) -> None:
+    """Raise `CheckpointError` where the run's checkpoints are another engine's: this one would begin anew."""
+    marks = {"native": checkpoint_manifest.NAME, "nxd": whole.NAME}
+    for other, mark in marks.items():
+        for _, path in reversed(list(checkpoint_manifest.checkpoints(folder))):
+            if other != engine and (path / mark).exists():
+                raise CheckpointError(
+                    f"train.engine: {path.name} of this run was written by engine {other}; set that, or start another "
+                    f"run from its weights (`smtrain convert`) with engine {engine}"
+                )
 
 
 def position(config: JobConfig, manifest: Manifest, samples: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from smtrain.train.entry import fail
 from smtrain.train.health import StallWatch
 from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
-from smtrain.train.resume import check_position, newest_common, position
+from smtrain.train.resume import check_engine, check_position, newest_common, position
 from smtrain.train.trace import trace, tracing
 
 
@@ -35,6 +35,7 @@ def start(config: JobConfig, container: Container) -> None:
     manifest = Manifest.load(data)
     manifest.check_objective(data, options.objective)
     weights = None
+    check_engine(container.checkpoint_dir, options.engine)
     resumed, resumed_from = newest_common(container.checkpoint_dir, fault, gather) or (None, None)
     if resumed_from and not config.checkpoint.resume:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import smtrain
 from smtrain.errors import JobError
 from tests.engine.nxd import shim
+from tests.job.test_compile import PATH
 
 HERE = Path(__file__).resolve().parent
 CONFIG: dict[str, Any] = {
@@ -65,9 +67,30 @@ def test_from_text_to_a_model_and_on_again(local_home: Path, trained_inputs: dic
     assert len(again.loss) == 6
     assert again.loss[:4] == first
     assert any("from checkpoint step_00000004" in line.text for line in again.job("train").lines("algo-1"))
+    other = {**config(trained_inputs, "nxd", steps=8), "parallel": {"pp": 2}}
+    with pytest.raises(JobError, match=r"was written with tp 2 \(here 1\), pp 1 \(here 2\).*`smtrain convert`"):
+        smtrain.launch(other, stage="train", say=_silent)
+    with pytest.raises(JobError, match=r"step_00000006 of this run was written by engine nxd.*`smtrain convert`"):
+        smtrain.launch(config(trained_inputs, "nxd", steps=8, engine="native"), stage="train", say=_silent)
+    assert [uri.rstrip("/")[-4:] for uri in again.job("train").checkpoints] == ["0004", "0006"]
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(again.download(tmp_path / "model"))
+
+
+@pytest.mark.nxd
+def test_the_traced_run_of_stage_compile_is_the_training_entry_on_one_host(
+    local_home: Path, trained_inputs: dict[str, Path]
+) -> None:
+    """Under the stand-in of Neuron's program: two hosts' processes on one, ten steps, nothing saved."""
+    told = config(trained_inputs, "traced")
+    told["compute"]["instance_count"] = 2
+    told["compute"]["environment"] |= {"PATH": PATH, "STANDIN_TRIAL": "1"}
+    smtrain.launch(told, stage="prepare", say=_silent)
+    job = smtrain.launch(told, stage="compile", say=_silent)
+    assert json.loads(job.read("compilation.json"))["successful"] == 3
+    assert any("traced 10 steps on 4 processes" in line.text for line in job.lines("algo-1"))
+    assert not job.loss
 
 
 def _silent(_line: str) -> None:

@@ -1,0 +1,93 @@
+"""What only one of the engines can do is refused before anything starts, with what to do instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smtrain.config import load_config
+from smtrain.errors import ConfigError
+
+FULL = {"instance_type": "ml.trn1.32xlarge", "processes_per_instance": 32}
+
+
+def faults(raw: dict[str, Any], engine: str, **changes: Any) -> list[str]:
+    train = {"engine": engine, "precision": "fp32", **changes.pop("train", {})}
+    try:
+        load_config(raw, train=train, **changes)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel": {"activation_checkpointing": "selective"}},
+        {"parallel": {"zero1": False}},
+        {"parallel": {"pipeline_cuts": [0]}},
+        {"parallel": {"virtual_stages": 2}},
+        {"train": {"precision": "bf16", "stochastic_rounding": True}, "parallel": {"sequence_parallel": True}},
+        {"checkpoint": {"form": "xser"}},
+        {"checkpoint": {"asynchronous": True}},
+        {"compute": {"compile_ahead": True}},
+    ],
+)
+def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert faults(raw, "nxd", **changes) == []
+    (fault,) = faults(raw, "native", **changes)
+    assert fault.endswith("only engine nxd does this; leave it out, or set train.engine: nxd")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (
+            {"train": {"precision": "bf16"}},
+            "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 without it",
+        ),
+        (
+            {"train": {"precision": "bf16"}, "parallel": {"sequence_parallel": True, "zero1": False}},
+            "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only",
+        ),
+        (
+            {"train": {"stochastic_rounding": True}},
+            "train.stochastic_rounding: has a meaning only with train.precision: bf16",
+        ),
+        (
+            {"parallel": {"tp": 4, "pp": 2, "dp": 4}, "compute": {**FULL, "instance_count": 1}},
+            "parallel.tp: on Trainium1 NxD lays groups of 4 across a host, so dp = 4 must be a multiple of 8",
+        ),
+        (
+            {"parallel": {"virtual_stages": 2, "pp": 2, "tp": 1}, "train": {"global_batch_size": 6}},
+            "parallel.virtual_stages: the interleaved schedule needs a multiple of pp = 2 micro-batches a step",
+        ),
+        (
+            {"parallel": {"virtual_stages": 2, "pp": 1}},
+            "parallel.virtual_stages: has a meaning only with pp > 1",
+        ),
+        ({"parallel": {"pipeline_cuts": [0, 1]}}, "parallel.pipeline_cuts: 2 cuts for 2 stages"),
+        ({"model": {"config": {"vocab_size": 509}}}, "parallel.tp: 2 does not divide the vocabulary of 509"),
+        (
+            {"compute": {"instance_type": "ml.trn2.48xlarge"}},
+            "train.engine: nxd is the engine of Trainium1, and ml.trn2.48xlarge is not; set train.engine: native",
+        ),
+        ({"train": {"objective": "sft"}}, "train.objective: only engine native keeps attention within samples"),
+        ({"data": {"document_mask": True}}, "data.document_mask: only engine native keeps attention within"),
+        (
+            {"compute": {"compile_ahead": True}, "network": {"isolation": True}},
+            "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it",
+        ),
+        ({"model": {"config": {"model_type": "mixtral"}}}, "model.path: config.json has model_type 'mixtral', which"),
+    ],
+)  # fmt: skip
+def test_what_nxd_cannot_do_is_refused(raw: dict[str, Any], changes: dict[str, Any], fault: str) -> None:
+    if described := changes.get("model", {}).get("config"):
+        path = Path(raw["model"]["path"]) / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **described}))
+    told = {key: value for key, value in changes.items() if key != "model"}
+    found = faults(raw, "nxd", **told)
+    assert any(text.startswith(fault) for text in found), found

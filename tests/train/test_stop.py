@@ -1,0 +1,33 @@
+"""Real ranks under the launcher: stopped, killed, and stuck."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.train import launched
+from tests.train.test_shell import Shell
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def shell(tmp_path: Path, trained_inputs: dict[str, Path]) -> Shell:
+    return launched.lay_out(tmp_path / "ml", trained_inputs)
+
+
+def test_stopped_or_killed_it_goes_on_bit_for_bit(shell: Shell) -> None:
+    launched.stopped_and_killed_like_left_alone(shell, "native", {})
+
+
+def test_a_rank_that_never_comes_ends_the_job_with_where_each_stands(shell: Shell) -> None:
+    stuck = os.pathsep.join([str(Path(__file__).parent / "stuck"), os.environ.get("PYTHONPATH", "")])
+    status, said = launched.finish(launched.start(shell, {"stall_minutes": 0.1}, {"PYTHONPATH": stuck}))
+    assert status != 0
+    assert said.count("where this rank stands:") == 2
+    assert "in never" in said, "rank 1 waits for its batch"
+    assert "in agreed" in said or "in step" in said, "rank 0 waits for rank 1"
+    assert "train.stall_minutes: nothing was done for 0.1 minutes after step" in shell.failure
+    assert "the run goes on from its last checkpoint" in shell.failure
