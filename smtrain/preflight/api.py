@@ -16,6 +16,7 @@ from smtrain.preflight import cost, dataset, hosts, image, limits, quotas, resum
 from smtrain.preflight.context import Check, Context, Unread
 from smtrain.preflight.findings import Finding, Report
 
+NOBODY = "arn:aws:iam::000000000000:role/none"
 # In the order in which they are shown.
 CHECKS: dict[str, Check] = {
     "limits": limits.limits,
@@ -48,10 +49,27 @@ def check(
     """
     try:
         config = load_config(source, set_=set_, **sections)
-        chain = Chain(config, target_of(config, target))
+        place = target_of(config, target)
     except ConfigError as error:
-        return Report(tuple(Finding("config", "fault", fault) for fault in error.faults))
-    return look(chain, [stage] if stage else stages_of(config, chain.target.name))
+        return _of_config(error)
+    stages = [stage] if stage else stages_of(config, place.name)
+    try:
+        return look(Chain(config, place), stages)
+    except ConfigError as error:
+        told = _of_config(error)
+    if config.compute.role:
+        return told
+    # Most likely the role alone is missing: everything else can be looked at without one.
+    standing_in = config.model_copy(update={"compute": config.compute.model_copy(update={"role": NOBODY})})
+    try:
+        rest = look(Chain(standing_in, place), stages, without=["role", "permissions"])
+    except ConfigError as error:
+        return _of_config(error)
+    return Report((*told, *(finding for finding in rest if finding.check != "config")))
+
+
+def _of_config(error: ConfigError) -> Report:
+    return Report(tuple(Finding("config", "fault", fault) for fault in error.faults))
 
 
 def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> Report:
@@ -84,5 +102,5 @@ def _one(context: Context, name: str) -> list[Finding]:
     try:
         found.extend(CHECKS[name](context))
     except Unread as why:
-        found.append(Finding(name, "warning", f"could not be checked: {why}", "look yourself, or get that permission"))
+        found.append(Finding(name, "warning", f"could not be checked: {why}", why.remedy))
     return found

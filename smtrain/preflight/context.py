@@ -18,12 +18,17 @@ if TYPE_CHECKING:
     from smtrain.planner.result import Plan
 
 Check = Callable[["Context"], Iterator[Finding]]
+REACH = "log in (`aws configure` or `aws sso login`), and see that this machine reaches AWS"
 # Codes by which AWS services say that the caller may not; S3's HEAD requests have no body and give the bare status.
 DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedAccess", "Forbidden", "403"}
 
 
 class Unread(Exception):  # noqa: N818 - no fault of anybody's: there is nothing to be told
     """Something could not be read, so the check can tell nothing about it; the text says what and why."""
+
+    def __init__(self, text: str, remedy: str = "look yourself, or get that permission") -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
 
 class Absent(Exception):  # noqa: N818
@@ -89,5 +94,5 @@ class Context:
                 raise Unread(f"you may not {action}") from None
             raise Unread(f"{action} was answered with {code}") from None
         except BotoCoreError as error:
-            raise Unread(f"{service} could not be asked ({error})") from None
+            raise Unread(f"{service} could not be asked ({error})", REACH) from None
         return told

@@ -83,4 +83,7 @@ class Report:
 
     def _count(self) -> str:
         counts = {level: sum(f.level == level for f in self.findings) for level in _ORDER}
-        return f"{counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} ok"
+        many = {level: "" if count == 1 else "s" for level, count in counts.items()}
+        return (
+            f"{counts['fault']} fault{many['fault']}, {counts['warning']} warning{many['warning']}, {counts['ok']} ok"
+        )

@@ -49,12 +49,12 @@ def quotas(context: Context) -> Iterator[Finding]:
             continue
         code, value = found[need.name]
         if value >= need.amount:
-            yield Finding("quotas", "ok", f"{need.name!r} is {value:g}, {need.amount} needed")
+            yield Finding("quotas", "ok", f"{need.name!r} is {value:,.10g}, {need.amount:,} needed")
         else:
             more = f"--service-code sagemaker --quota-code {code} --desired-value {need.amount} --region {region}"
             yield Finding(
                 "quotas", "warning" if need.spare else "fault",
-                f"{need.name!r} is {value:g}, and this takes {need.amount}",
+                f"{need.name!r} is {value:,.10g}, and this takes {need.amount:,}",
                 f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: aws service-quotas "
                 f"request-service-quota-increase {more}",
             )  # fmt: skip

@@ -431,6 +431,36 @@ def test_a_config_that_cannot_be_loaded_is_told_with_every_fault(raw: dict[str, 
     assert [f.check for f in found.faults] == ["config", "config"]
 
 
+def test_without_a_role_everything_else_is_looked_at_all_the_same(
+    aws: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = {**aws, "compute": {k: v for k, v in aws["compute"].items() if k != "role"}}
+    none = {**FINE, "service-quotas.ListServiceQuotas": listed(quota(f"{TYPE} for training job usage", 0))}
+    monkeypatch.setattr("smtrain.preflight.api.target_of", lambda *_: Account("us-east-1", none, Target("local").s3))
+    found = smtrain.check(bare)
+    assert [f.check for f in found.faults] == ["config", "quotas", "image"]
+    assert found.faults[0].text.startswith("compute.role: is needed on AWS")
+    assert {f.check for f in found} >= {"limits", "buckets", "memory", "time", "resume"}
+    assert "role" not in {f.check for f in found}
+
+
+def test_who_is_not_logged_in_is_told_to(aws: dict[str, Any]) -> None:
+    class Nobody(Target):
+        def client(self, service: str) -> Any:
+            import boto3
+            import botocore.session
+
+            bare = botocore.session.Session()
+            bare.register_component("credential_provider", type("None_", (), {"load_credentials": lambda self: None})())
+            return boto3.Session(botocore_session=bare, region_name="us-east-1").client(service)
+
+    config = load_config(aws)
+    found = look(Chain(config, Nobody("aws", "us-east-1")), ["train"])
+    unread = [f for f in found.warnings if "Unable to locate credentials" in f.text]
+    assert {f.check for f in unread} == {"role", "permissions", "buckets", "quotas", "resume", "image"}
+    assert all(f.remedy.startswith("log in") for f in unread)
+
+
 def test_launch_on_aws_starts_nothing_while_a_fault_stands(aws: dict[str, Any]) -> None:
     account = Account("us-east-1", {**FINE, "iam.GetRole": "NoSuchEntity"}, Target("local").s3)
     said: list[str] = []
