@@ -18,7 +18,7 @@ from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.places import Place
-from smtrain.checkpoint.produce import MANIFEST
+from smtrain.checkpoint.plan import MANIFEST
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import BLOCK
 from smtrain.checkpoint.written import read_manifest

@@ -11,7 +11,8 @@ from smtrain.checkpoint import safetensors
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
-from smtrain.checkpoint.produce import Plan, produce
+from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Container, Job, Tensor, Write
 from smtrain.checkpoint.written import checksums, read_manifest

@@ -12,7 +12,8 @@ from typing import Literal
 from smtrain.checkpoint import torchzip
 from smtrain.checkpoint.layout import KvOrder, Layout
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_file, stored
-from smtrain.checkpoint.produce import Plan, produce
+from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Container, Job, Tensor, Write
 from smtrain.errors import CheckpointError

@@ -152,7 +152,12 @@ class RemotePlace:
         return {path: int(about["size"]) for path, about in self._list().items()}
 
     def stamp(self) -> list[list[Any]]:
-        return [[path, int(a["size"]), str(a.get("ETag") or a.get("LastModified"))] for path, a in self._list().items()]
+        return [[path, int(about["size"]), self.version(about)] for path, about in self._list().items()]
+
+    @staticmethod
+    def version(about: dict[str, Any]) -> str:
+        """Of an object, as the client tells of it."""
+        return str(about.get("ETag") or about.get("LastModified")).strip('"')
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self.files().get(file, -1):

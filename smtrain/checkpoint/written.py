@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from smtrain.checkpoint.places import Place, read_text
-from smtrain.checkpoint.produce import FORMAT, MANIFEST, VERSION
-from smtrain.checkpoint.staging import refuse_unfinished
+from smtrain.checkpoint.plan import FORMAT, MANIFEST, VERSION
+from smtrain.checkpoint.staging import JOURNAL, refuse_unfinished
 from smtrain.errors import CheckpointError
 
 
@@ -20,6 +20,8 @@ def read_manifest(where: Place) -> dict[str, Any]:
     if folder is not None:
         refuse_unfinished(folder, MANIFEST)
     if MANIFEST not in where.files():
+        if JOURNAL in where.files():
+            raise CheckpointError(f"{where} is half of a conversion that was interrupted; run the conversion again.")
         return {}
     try:
         manifest = json.loads(read_text(where, MANIFEST))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+import torch
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
+from smtrain.checkpoint import staging, uploading
 from smtrain.checkpoint.about import diff, inspect
 from smtrain.checkpoint.convert import convert
 from smtrain.errors import CheckpointError
@@ -19,9 +25,20 @@ from tests.checkpoint.folders import LLAMA, hf_folder
 
 
 @pytest.fixture
-def store() -> Iterator[str]:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """fsspec's store in memory, but that a file is there when it is committed, as in S3, and not when it is opened."""
+    real = MemoryFileSystem._open
+
+    def opened(self: Any, path: str, mode: str = "rb", *rest: Any, autocommit: bool = True, **kwargs: Any) -> Any:
+        if mode == "wb" and not autocommit:
+            return MemoryFile(self, self._strip_protocol(path))
+        return real(self, path, mode, *rest, autocommit=autocommit, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", opened)
     yield "memory://bucket/models"
-    fsspec.filesystem("memory").rm("/bucket", recursive=True)
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/bucket"):
+        memory.rm("/bucket", recursive=True)
 
 
 @pytest.mark.parametrize("form", ["pt", "xser"])
@@ -40,6 +57,118 @@ def test_there_and_back(tmp_path: Path, store: str, form: str) -> None:
     assert not list(diff(f"{store}/nxd", tmp_path / "back"))
     with pytest.raises(CheckpointError, match="overlap"):
         convert(f"{store}/nxd", f"{store}/nxd/below", tp=1)
+
+
+def inspectable(uri: str) -> dict[str, int] | None:
+    """The topology of what is there, if it does not say that it is no checkpoint."""
+    try:
+        return inspect(uri).topology
+    except CheckpointError:
+        return None
+
+
+@contextmanager
+def killed(after: int) -> Iterator[list[str]]:
+    """Nothing is done to the store after as many changes, as if the process was gone. Gives those that were."""
+    seen: list[str] = []
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            if len(seen) >= after:
+                seen.append("")
+                raise KeyboardInterrupt
+            seen.append(real.__name__)
+            return real(*args, **kwargs)
+
+        return change
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (MemoryFileSystem, "pipe_file"),
+            (MemoryFileSystem, "rm_file"),
+            (uploading._Upload, "commit"),
+        ):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        patch.setattr(uploading, "_UNSAID", 0)
+        patch.setattr(os, "cpu_count", lambda: 1)
+        with suppress(KeyboardInterrupt):
+            yield seen
+
+
+@pytest.mark.parametrize("before", ["nothing", "an older output", "half of another"])
+@pytest.mark.parametrize("form", ["pt", "xser"])
+def test_any_change_of_the_store_may_be_the_last(tmp_path: Path, store: str, before: str, form: Any) -> None:
+    layers, stride = (2, 1) if form == "pt" else (1, 5)
+    source = hf_folder(tmp_path / "hf", {**LLAMA, "num_hidden_layers": layers})
+    old = hf_folder(tmp_path / "old", {**LLAMA, "num_hidden_layers": layers}, torch.bfloat16)
+    convert(source, tmp_path / "here", tp=2, pp=layers, form=form)
+    here = (p.relative_to(tmp_path / "here") for p in (tmp_path / "here").rglob("*") if p.is_file())
+    wanted, memory = {p.as_posix() for p in here}, fsspec.filesystem("memory")
+    for after in itertools.count(0, stride):
+        uri = f"{store}/{after}"
+        if before != "nothing":
+            with killed(5 if before == "half of another" else 1000):
+                convert(old, uri, tp=4, pp=1, form=form)
+        memory.pipe_file(f"/bucket/models/{after}/mine", b"kept")
+        with killed(after) as seen:
+            convert(source, uri, tp=2, pp=layers, form=form)
+        there = inspectable(uri)
+        assert there is None or not list(diff(source if there == {"tp": 2, "pp": layers} else old, uri))
+        if after == 0:
+            assert (there is None) == (before != "an older output")
+        convert(source, uri, tp=2, pp=layers, form=form)
+        assert inspectable(uri) == {"tp": 2, "pp": layers}
+        assert not list(diff(source, uri))
+        found = {file.removeprefix(f"/bucket/models/{after}/") for file in memory.find(f"/bucket/models/{after}")}
+        assert found == {"mine", *wanted}
+        memory.rm(f"/bucket/models/{after}", recursive=True)
+        if len(seen) <= after:
+            break
+    assert after > 6
+
+
+def test_what_is_there_whole_is_not_converted_again(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = hf_folder(tmp_path / "hf", LLAMA)
+    real, calls = uploading.run, []
+    monkeypatch.setattr(uploading, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
+    first = {"model.embed_tokens.weight"}  # and the layer of stage 0
+    with killed(1 + 2 * 2):  # the journal, and two files, each with a journal again
+        convert(source, f"{store}/out", tp=2, pp=2)
+    with pytest.raises(CheckpointError, match="half of a conversion"):
+        inspect(f"{store}/out")
+    done = {name for name in calls if name in first or ".layers.0." in name}
+    calls.clear()
+    convert(source, f"{store}/out", tp=2, pp=2)
+    assert len(done) == 9
+    assert not done & set(calls)
+    assert not list(diff(source, f"{store}/out"))
+
+
+def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, old = hf_folder(tmp_path / "hf", LLAMA), hf_folder(tmp_path / "old", LLAMA, torch.bfloat16)
+    convert(old, f"{store}/there", tp=2)
+    memory = fsspec.filesystem("memory")
+    before = memory.find("/bucket")
+    real, calls = uploading.run, []
+
+    def fails(job: Any, *rest: Any) -> Any:
+        calls.append(job)
+        if len(calls) == 20:
+            raise OSError("no more")
+        return real(job, *rest)
+
+    monkeypatch.setattr(uploading, "run", fails)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    for name in ("there", "new"):
+        calls.clear()
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            convert(source, f"{store}/{name}", tp=2, pp=2)
+        assert memory.find("/bucket") == before
+    assert not list(diff(old, f"{store}/there"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs is not installed")
@@ -73,3 +202,36 @@ def test_s3(tmp_path: Path, local_home: Path) -> None:
     assert "m/nxd/manifest.json" in held
     assert not [key for key in held if key.startswith("m/none")]
     assert not s3.list_multipart_uploads(Bucket="conversions").get("Uploads")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs is not installed")
+def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> None:
+    from smtrain.local import ensure_running
+
+    endpoint = ensure_running()
+    s3 = endpoint.session().client("s3")
+    s3.create_bucket(Bucket="conversions")
+    source = hf_folder(tmp_path / "hf", LLAMA)
+    code = (
+        "import os, signal, sys; from smtrain.checkpoint import uploading\n"
+        "from smtrain.checkpoint.convert import convert; from smtrain.checkpoint.about import diff\n"
+        "calls, real, (s, t, most) = 0, uploading.run, sys.argv[1:]\n"
+        "def counted(*job):\n"
+        "    global calls; calls += 1\n"
+        "    if calls > int(most): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return real(*job)\n"
+        "uploading.run, uploading._UNSAID, os.cpu_count = counted, 0, lambda: 1\n"
+        "convert(s, t, tp=2, pp=2); print(calls, len(list(diff(s, t))))\n"
+    )
+    for most in (15, 1000):
+        command = [sys.executable, "-c", code, str(source), "s3://conversions/out", str(most)]
+        told = subprocess.run(
+            command, env={**os.environ, **endpoint.environment()}, capture_output=True, text=True, check=False
+        )
+        held = {o["Key"].rsplit("/")[-1] for o in s3.list_objects_v2(Bucket="conversions")["Contents"]}
+        parts = {f"dp_rank_00_tp_rank_{t:02d}_pp_rank_{p:02d}.pt" for t in (0, 1) for p in (0, 1)}
+        if most == 15:
+            assert held == {staging.JOURNAL, *(part for part in parts if "pp_rank_00" in part)}
+    rest = 2 * 8 + 2  # two layers, the last norm and the head
+    assert told.stdout.split() == [str(rest), "0"], told.stderr
+    assert held == {*parts, "config.json", "manifest.json"}

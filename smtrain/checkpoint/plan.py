@@ -1,0 +1,93 @@
+"""What a conversion is to write, and what is common to all ways of carrying it out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.writing import Container, Job
+
+MANIFEST = "manifest.json"
+FORMAT = "smtrain-weights"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about an output but the numbers."""
+
+    layout: Layout
+    groups: list[list[Job]]
+    """Jobs that write the same files, in the order of those; no two groups share a file."""
+    containers: list[Container]
+    extras: dict[str, bytes]
+    """Small files that go along."""
+    about: dict[str, Any]
+    """What the manifest says besides files and hashes."""
+    replaces: tuple[str, ...]
+    """Patterns of files that an earlier output in the same folder may have left."""
+
+
+@dataclass
+class Progress:
+    """Which files are finished: those whose every tensor is written."""
+
+    plan: Plan
+    crcs: dict[str, dict[str, int]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, job: Job, crcs: Iterable[int]) -> list[Container]:
+        """Those that this job was the last one of."""
+        finished = []
+        with self.lock:
+            written = [(write.name, container) for write in job for container in write.targets]
+            for (name, container), crc in zip(written, crcs, strict=True):
+                held = self.crcs.setdefault(container.file, {})
+                held[name] = crc
+                if len(held) == len(container.offsets):
+                    finished.append(container)
+        return finished
+
+
+def fingerprint(source: WeightSource, plan: Plan) -> str:
+    """Equal for two runs that write the same from the same files."""
+    files = [[c.file, c.end, c.offsets] for c in plan.containers]
+    told = [FORMAT, VERSION, plan.about, source.config, source.stamp(), files]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def manifest(plan: Plan, crcs: dict[str, dict[str, int]]) -> bytes:
+    """Sizes of all files, a crc32 of every tensor, a sha256 of every small file."""
+    files: dict[str, Any] = {}
+    for container in plan.containers:
+        held = crcs.get(container.file, {})
+        tail = b"" if container.tail is None else container.tail(held)
+        size = container.end + len(tail)
+        files[container.file] = {"size": size, "crc32": {name: f"{held[name]:08x}" for name in container.offsets}}
+    for file, data in plan.extras.items():
+        files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    content = {"format": FORMAT, "version": VERSION, **plan.about, "files": files}
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def on_threads(calls: list[Callable[[], None]]) -> None:
+    """All of them, on a few threads; the first error ends the rest."""
+    workers = max(1, min(8, os.cpu_count() or 1, len(calls)))
+    with ThreadPoolExecutor(workers, thread_name_prefix="convert") as pool:
+        futures: list[Future[None]] = [pool.submit(call) for call in calls]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            for future in futures:
+                future.cancel()
+    for future in futures:
+        if not future.cancelled():
+            future.result()
