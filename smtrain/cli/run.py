@@ -45,5 +45,6 @@ def run(
     if download:
         print(f"model: {done.download(download)}")
     print(f"model: {done.model}")
+    between = "\n" if done.config.train.objective == "sft" else ""
     for text in done.texts:
-        print(f"> {text['prompt']}{text['completion']}")
+        print(f"> {text['prompt']}{between}{text['completion']}")

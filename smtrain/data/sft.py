@@ -24,6 +24,7 @@ import numpy as np
 
 from smtrain.data.chat import COLUMNS, Shape
 from smtrain.data.indexed import IndexedWriter
+from smtrain.data.journal import Journal
 from smtrain.data.manifest import MASK, NAME, PREFIX, Manifest
 from smtrain.data.prepare import cores
 from smtrain.data.progress import Progress, console
@@ -78,8 +79,9 @@ def prepare_sft(
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
     created = not output.exists()
-    output.mkdir(parents=True, exist_ok=True)
-    partial = {f"{name}{end}": output / f".{name}.partial{end}" for name in (PREFIX, MASK) for end in (".bin", ".idx")}
+    journal = Journal(output / f".{PREFIX}.partial")
+    journal.clear()
+    partial = {f"{name}{end}": journal.folder / f"{name}{end}" for name in (PREFIX, MASK) for end in (".bin", ".idx")}
     try:
         with ExitStack() as stack:
             report = progress or stack.enter_context(console())
@@ -103,8 +105,7 @@ def prepare_sft(
         manifest.save(output)
         return manifest
     finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
+        journal.close(remove=True)
         if created and not any(output.iterdir()):
             output.rmdir()
 

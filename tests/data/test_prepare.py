@@ -353,3 +353,43 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, toke
     run(out, None)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == wanted
     assert went_on or kills < 4
+
+
+def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every mark once, with duplicates, bad lines and a second source on either side of it."""
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(prepare_module, "MARK_BYTES", 1)
+    rows = [{"text": f"words of text {i} " * 3} for i in range(10)]
+    lines(tmp_path / "a.jsonl", [*rows, {"no": 1}, *rows[4:]])
+    lines(tmp_path / "b.jsonl", [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}])
+
+    def run(out: Path, blocks: int | None = None) -> dict[str, bytes]:
+        seen = 0
+
+        def stop(_: Progress) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == blocks:
+                raise InterruptedError
+
+        sources = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+        prepare(
+            sources, out, tokenizer_folder, seq_len=8, max_bad=3, cleaning=Cleaning(deduplicate=True), workers=2,
+            progress=stop, say=said.append,
+        )  # fmt: skip
+        counts.append(seen)
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    said: list[str] = []
+    counts: list[int] = []
+    wanted = run(tmp_path / "undisturbed")
+    whole = counts[0]
+    assert whole >= 8
+    for blocks in range(1, whole + 1):
+        with pytest.raises(InterruptedError):
+            run(tmp_path / "out", blocks)
+        assert run(tmp_path / "out") == wanted
+        assert counts[-1] == whole - blocks + 1, "marked blocks were done again"
+        shutil.rmtree(tmp_path / "out")

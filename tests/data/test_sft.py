@@ -14,6 +14,7 @@ from smtrain.data import sft as sft_module
 from smtrain.data.about import inspect
 from smtrain.data.exchange import export_blocks
 from smtrain.data.indexed import IndexedDataset
+from smtrain.data.journal import Journal
 from smtrain.data.manifest import Manifest
 from smtrain.data.packed import PackedLoader
 from smtrain.data.packing import Packing
@@ -93,6 +94,19 @@ def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(tmp_path: Path, folders: d
         made.append([(tmp_path / "out" / f).read_bytes() for f in ("tokens.bin", "tokens.idx", "tokens_mask.bin")])
     assert made[0][0]
     assert made == [made[0]] * 4
+
+
+def test_what_a_killed_run_left_is_cleared_and_two_runs_do_not_write_one_folder(tmp_path: Path, folders: dict) -> None:
+    source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b")}] * 9)
+    prepared(source, tmp_path / "out", folders["chatml"])
+    wanted = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    journal = Journal(tmp_path / "out/.tokens.partial")
+    (journal.folder / "tokens.bin").write_bytes(b"half a token")
+    with pytest.raises(DataError, match="is being written by another process"):
+        prepared(source, tmp_path / "out", folders["chatml"])
+    journal.close(remove=False)
+    prepared(source, tmp_path / "out", folders["chatml"])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == wanted
 
 
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(
