@@ -18,7 +18,7 @@ from smtrain.job.defaults import sagemaker_defaults, with_defaults
 from smtrain.job.target import Target
 
 Say = Callable[[str], None]
-SMALL = 64 << 10  # bytes; what is larger is looked for before it is sent
+SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ The request is made once, in job/request.py. v3.py and v2.py turn it into a `sag
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
-from smtrain.job.target import Target
+from smtrain.job.target import Target, collector_paused
 
 Generation = Literal["v3", "v2"]
 
@@ -59,7 +57,7 @@ def build(
 
     `prepare` is called before the request is sent: it uploads what the job reads.
     """
-    with _collector_paused():
+    with collector_paused():
         if generation == "v3":
             from smtrain.sdk.v3 import trainer as make
         else:
@@ -74,15 +72,3 @@ def submit(generation: Generation, target: Target, request: dict[str, Any]) -> N
         job.train(wait=False, logs=False)
     else:
         job.fit(wait=False, logs="None")
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Importing an SDK makes a million objects, none of them garbage: looking for it takes a third of the time."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()

@@ -43,9 +43,13 @@ def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]
     def later(service: str) -> Later:
         return Later(lambda: target.client(service))
 
-    # The same session, whose S3 resource is made when it is used: half a second that starting a job has no need of.
+    # The same session, whose clients for S3 and IAM are made when they are used: starting a job has no need of them.
     session: Any = copy.copy(target.session)
     session.resource = lambda *a, **k: Later(lambda: target.session.resource(*a, **k))
+    make: Any = target.session.client
+    session.client = lambda service, *a, **k: (
+        Later(lambda: make(service, *a, **k)) if service in ("s3", "iam") else make(service, *a, **k)
+    )
     return {
         "boto_session": session,
         "sagemaker_client": target.sagemaker,

@@ -169,3 +169,4 @@ def test_a_client_that_is_made_later_is_a_whole_client(plain: dict[str, Any]) ->
     session = build(SDK, target_with(Wire()), smtrain.request(plain)).sagemaker_session
     assert session.sagemaker_runtime_client.meta.service_model.service_name == "sagemaker-runtime"
     assert session.s3_resource.Bucket("bucket").name == "bucket"
+    assert session.s3_client.meta.service_model.service_name == "s3"
