@@ -74,6 +74,9 @@ def _of_config(error: ConfigError) -> Report:
 
 def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> Report:
     """Every check of these stages but those named in `without`."""
+    # Threads that import it at once may lock each other out (importlib's _DeadlockError): botocore imports in circles.
+    import boto3  # noqa: F401
+
     context = Context(chain, stages)
     context.requests, context.plan  # noqa: B018 - made once, before the threads share them
     chosen = [name for name in CHECKS if name not in without]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,6 +299,14 @@ def test_the_token_must_be_there_by_its_name(
     assert "could not be checked: you may not" in unread.warnings[0].text
 
 
+def test_the_70b_example_has_no_fault_of_its_own() -> None:
+    config = load_config(Path(__file__).parents[2] / "examples/llama-2-70b-trn1.yaml")
+    allowed = {"ecr.BatchGetImage": FINE["ecr.BatchGetImage"], "s3.Nothing": "AccessDenied"}
+    found = look(Chain(config, Account("us-west-2", allowed, None)), stages_of(config, "aws"))
+    assert found.ok, str(found)
+    assert "end of life" in next(f.text for f in found.warnings if f.check == "image")
+
+
 def put(uri: str, files: dict[str, Any]) -> None:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     for name, content in files.items():
@@ -389,6 +399,27 @@ def test_memory_time_and_money_come_from_the_plan(aws: dict[str, Any]) -> None:
     dear = with_(with_(aws, "train", steps=10**8), "compute", price_limit=1)
     told = only_fault(report(dear, "price"), "price")
     assert "above compute.price_limit = $1.00" in told
+
+
+ALONE = """
+import json, sys
+from smtrain.config import load_config
+from smtrain.job.stages import Chain
+from smtrain.job.target import Target
+from smtrain.preflight import api
+from smtrain.preflight.findings import Finding
+
+chain = Chain(load_config(json.loads(sys.argv[1])), Target("aws", "us-east-1"))
+assert "boto3" not in sys.modules
+api.CHECKS = {"x": lambda context: iter([Finding("x", "ok" if "boto3" in sys.modules else "fault", "")])}
+assert api.look(chain, ["prepare"]).ok
+"""
+
+
+def test_threads_find_the_library_imported(aws: dict[str, Any]) -> None:
+    """In a fresh process, checks that all began with importing it were seen to lock each other out."""
+    done = subprocess.run([sys.executable, "-c", ALONE, json.dumps(aws)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_api_limits_are_told_all_at_once(aws: dict[str, Any]) -> None:

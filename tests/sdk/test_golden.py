@@ -1,7 +1,7 @@
 """The request of the 70B notebook, byte for byte, through boto3 and through the SDK of this environment.
 
-The golden file is the body with its keys sorted and with the three hashes of our own code and config replaced, as they
-change with every release. After a wanted change: `python -m tests.sdk.test_golden` writes it anew; review the diff.
+The golden file is the body with its keys sorted and with the hashes of our own code, config and graphs replaced, as
+they change with every release. After a wanted change `python -m tests.sdk.test_golden` writes it anew: review that.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CONFIG = ROOT / "examples/llama-2-70b-trn1.yaml"
 
 
 def pinned(body: str) -> str:
-    """Job names, the bundle and the config by what they are instead of by their hash."""
+    """Job names, the bundle, the config and the graphs' cache by what they are instead of by their hash."""
     body = re.sub(r"llama-2-70b-(prepare|convert|train)-[0-9a-f]{8}", r"llama-2-70b-\1-HASH", body)
-    return re.sub(r"/(code|configs)/[0-9a-f]{16}/", r"/\1/HASH/", body)
+    return re.sub(r"/(code|configs|neuron-cache)/[0-9a-f]{16}(?=[/\"])", r"/\1/HASH", body)
 
 
 @pytest.mark.parametrize("through_sdk", [False, True])
