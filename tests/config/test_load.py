@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from smtrain import ConfigError, JobConfig, load_config
 from smtrain.config.units import seconds, spell
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
 
 def test_yaml_keywords_and_set_give_the_same_object(raw: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
@@ -263,3 +265,8 @@ def test_the_document_mask_is_training_s_and_the_objective_is_both_stages_(raw: 
     assert masked.for_stage("prepare") == plain.for_stage("prepare")
     assert masked.for_stage("train") != plain.for_stage("train")
     assert sft.for_stage("prepare") != plain.for_stage("prepare")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_a_config_without_a_fault(path: Path) -> None:
+    load_config(path)
