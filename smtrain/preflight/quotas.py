@@ -63,14 +63,16 @@ def quotas(context: Context) -> Iterator[Finding]:
 def _needs(context: Context) -> Iterator[Need]:
     compute = context.config.compute
     done = set()
-    for stage, request in context.requests.items():
+    # Compile last: what it needs of the same type is part of what train does.
+    for stage, request in sorted(context.requests.items(), key=lambda item: item[0] == "compile"):
         resources, train = request["ResourceConfig"], stage == "train"
         type_, count = resources.get("InstanceType"), resources.get("InstanceCount", 1)
         spot = bool(request.get("EnableManagedSpotTraining"))
         if not type_ or (type_, count, spot) in done:
             continue
         done.add((type_, count, spot))
-        key = "compute.instance_count" if train else "compute.cpu_instance_type"
+        keys = {"train": "compute.instance_count", "compile": "compute.compile_ahead to false"}
+        key = keys.get(stage, "compute.cpu_instance_type")
         yield Need((SPOT if spot else TRAINING).format(type=type_), count, key)
         if train:
             for other in compute.fallback_instance_types:

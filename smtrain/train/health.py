@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import math
+import os
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 
@@ -48,6 +50,17 @@ class LossWatch:
             )
 
 
+def _standing(heading: str) -> str:
+    """The stack of every thread, marked as torch marks a rank's lines: all ranks write to one log, at once."""
+    mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = [heading]
+    for ident, frame in sys._current_frames().items():
+        lines.append(f"thread {names.get(ident, ident)}:")
+        lines += "".join(traceback.format_stack(frame)).splitlines()
+    return "".join(f"{mark}{line}\n" for line in lines)
+
+
 class StallWatch:
     """Ends the process when nothing was done for `minutes`, with the stack of every thread in the log.
 
@@ -80,9 +93,8 @@ class StallWatch:
     def _run(self) -> None:
         while not self._closed.wait(min(1.0, self._seconds / 4)):
             if time.monotonic() > self._until:
-                sys.stderr.write(f"no step after {self._after}; where this rank stands:\n")
+                sys.stderr.write(_standing(f"no step after {self._after}; where this rank stands:"))
                 sys.stderr.flush()
-                faulthandler.dump_traceback(all_threads=True)
                 if not self._closed.wait(min(DUMP_SECONDS, self._seconds)):
                     self._fail(
                         f"train.stall_minutes: nothing was done for {self._seconds / 60:g} minutes after "

@@ -172,3 +172,15 @@ def test_the_command_prints_one_policy_or_all(raw: dict[str, Any], tmp_path: Pat
     everything = printed()
     assert set(everything) == {"caller", "role", "trust"}
     assert printed("--role") == everything["role"]
+
+
+def test_the_cache_of_graphs_is_the_roles_to_fill_and_the_callers_to_look_at(full: dict[str, Any]) -> None:
+    compute = {**full["compute"], "instance_type": "ml.trn1.32xlarge", "compile_ahead": True}
+    parallel = {"tp": 2, "pp": 2, "sequence_parallel": True}
+    nxd = {**full, "train": {"engine": "nxd", "global_batch_size": 64}, "parallel": parallel, "compute": compute}
+    made = policies({**nxd, "network": {}})
+    cache = "arn:aws:s3:::mine/smtrain/neuron-cache/*"
+    for action in ("s3:GetObject", "s3:PutObject"):
+        assert any(cache in s["Resource"] for s in statements(made["role"], action)), action
+    assert any(cache in s["Resource"] for s in statements(made["caller"], "s3:GetObject"))
+    assert not any(cache in s["Resource"] for s in statements(made["caller"], "s3:PutObject"))
