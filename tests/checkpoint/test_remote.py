@@ -210,7 +210,7 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
 
     endpoint = ensure_running()
     s3 = endpoint.session().client("s3")
-    s3.create_bucket(Bucket="conversions")
+    s3.create_bucket(Bucket="killed")
     source = hf_folder(tmp_path / "hf", LLAMA)
     code = (
         "import os, signal, sys; from smtrain.checkpoint import uploading\n"
@@ -224,11 +224,11 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
         "convert(s, t, tp=2, pp=2); print(calls, len(list(diff(s, t))))\n"
     )
     for most in (15, 1000):
-        command = [sys.executable, "-c", code, str(source), "s3://conversions/out", str(most)]
+        command = [sys.executable, "-c", code, str(source), "s3://killed/out", str(most)]
         told = subprocess.run(
             command, env={**os.environ, **endpoint.environment()}, capture_output=True, text=True, check=False
         )
-        held = {o["Key"].rsplit("/")[-1] for o in s3.list_objects_v2(Bucket="conversions")["Contents"]}
+        held = {o["Key"].rsplit("/")[-1] for o in s3.list_objects_v2(Bucket="killed")["Contents"]}
         parts = {f"dp_rank_00_tp_rank_{t:02d}_pp_rank_{p:02d}.pt" for t in (0, 1) for p in (0, 1)}
         if most == 15:
             assert held == {staging.JOURNAL, *(part for part in parts if "pp_rank_00" in part)}
