@@ -1,7 +1,10 @@
 """Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, against `cp -r` and against whole-model-in-memory.
 
 A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
-every round: cp -r of the source, our conversion to NxD and back, and the same two written straightforwardly with torch.
+every round: cp -r of the model, our conversion to NxD, cp -r of that, ours back, and the two conversions written
+straightforwardly with torch. Each of ours is compared with the cp -r of what it reads, of the same round and with as
+much in the page cache, which should have room for three times the model: else the disk, and the kernel as it looks for
+pages to drop, are what is measured.
 Wall times are medians of whole processes, Python's start and our imports (`start_s`) included; memory is the peak
 RssAnon of the converting process (pages of files do not count). Our conversions read each byte of the source once, and
 check its crc32 on the way. Dirty pages are flushed before every measurement, so that no run pays for those of another.
@@ -107,6 +110,7 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
         ("cp", ["cp", "-r", str(model)], folder / "cp"),
         ("to_nxd", [sys.executable, "-c", TO_NXD, str(model)], folder / "nxd"),
         ("memory_to_nxd", [sys.executable, "-c", IN_MEMORY_TO_NXD, str(model)], folder / "memory_nxd"),
+        ("cp_nxd", ["cp", "-r", str(folder / "nxd")], folder / "cp"),
         ("to_hf", [sys.executable, "-c", TO_HF, str(folder / "nxd")], folder / "back"),
         ("memory_to_hf", [sys.executable, "-c", IN_MEMORY_TO_HF, str(folder / "nxd")], folder / "memory_back"),
     ]
@@ -126,8 +130,8 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     seconds = {name: statistics.median(run.seconds for run in made) for name, made in runs.items()}
     # each run of ours over the cp of its own round: what else the machine does meets both alike
     over = {
-        name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs["cp"], strict=True))
-        for name in ("to_nxd", "to_hf")
+        name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs[copied], strict=True))
+        for name, copied in (("to_nxd", "cp"), ("to_hf", "cp_nxd"))
     }
     result: dict[str, Any] = {f"{name}_over_cp": round(value, 3) for name, value in over.items()}
     if memory:
