@@ -1,0 +1,108 @@
+"""Each field that a config decides, as the SDK of this environment puts it on the wire: literal values, one place."""
+
+from __future__ import annotations
+
+import json
+from functools import reduce
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.job.stages import Chain
+from smtrain.job.target import Target
+from tests.sdk.wire import sent
+
+KEY = "arn:aws:kms:us-west-2:111122223333:key/one"
+# What the config sets: where it is on the wire, and what it is there.
+SET: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "a full image URI wins": (
+        {"compute": {"image": "a.example/own:tag"}}, "AlgorithmSpecification.TrainingImage", "a.example/own:tag",
+    ),
+    "keep-alive": (
+        {"compute": {"keep_alive": "10m"}}, "ResourceConfig",
+        {"InstanceType": "ml.trn1.2xlarge", "InstanceCount": 2, "VolumeSizeInGB": 256, "KeepAlivePeriodInSeconds": 600},
+    ),
+    "volume": ({"compute": {"volume_gb": 99}}, "ResourceConfig.VolumeSizeInGB", 99),
+    "retries": ({"compute": {"retries": 7}}, "RetryStrategy", {"MaximumRetryAttempts": 7}),
+    "spot": ({"compute": {"spot": True}}, "EnableManagedSpotTraining", True),
+    "the wait of spot": (
+        {"compute": {"spot": True, "max_run": "2h", "max_wait": "5h"}}, "StoppingCondition",
+        {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 18000},
+    ),
+    "spot's wait where nothing is said": (
+        {"compute": {"spot": True, "max_run": "2h"}}, "StoppingCondition.MaxWaitTimeInSeconds", 14400,
+    ),
+    "VPC": (
+        {"network": {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"]}}, "VpcConfig",
+        {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]},
+    ),
+    "isolation": ({"network": {"isolation": True}}, "EnableNetworkIsolation", True),
+    "encryption between hosts": (
+        {"network": {"encrypt_inter_container_traffic": True}}, "EnableInterContainerTrafficEncryption", True,
+    ),
+    "KMS of the results": (
+        {"output": {"kms_key": KEY}}, "OutputDataConfig",
+        {"S3OutputPath": "s3://bucket/out/wire/jobs", "CompressionType": "NONE", "KmsKeyId": KEY},
+    ),
+    "tags": (
+        {"tags": {"team": "llm"}}, "Tags",
+        [
+            {"Key": "team", "Value": "llm"}, {"Key": "smtrain:run", "Value": "wire"},
+            {"Key": "smtrain:stage", "Value": "train"},
+        ],
+    ),
+    "session chaining": (
+        {"compute": {"session_tag_chaining": True}}, "SessionChainingConfig", {"EnableSessionTagChaining": True},
+    ),
+    "environment": ({"compute": {"environment": {"A": "b"}}}, "Environment.A", "b"),
+    "checkpoints": (
+        {"checkpoint": {"s3_uri": "s3://elsewhere/run"}}, "CheckpointConfig",
+        {"S3Uri": "s3://elsewhere/run/", "LocalPath": "/opt/ml/checkpoints"},
+    ),
+}  # fmt: skip
+OFF = (
+    "RetryStrategy", "EnableManagedSpotTraining", "VpcConfig", "EnableNetworkIsolation", "SessionChainingConfig",
+    "EnableInterContainerTrafficEncryption", "DebugHookConfig", "DebugRuleConfigurations",
+    "ProfilerRuleConfigurations", "TensorBoardOutputConfig", "ExperimentConfig",
+)  # fmt: skip
+
+
+def body(plain: dict[str, Any], more: dict[str, Any], stage: Any = "train") -> dict[str, Any]:
+    """What is on the wire for the plain config with more set in it."""
+    raw = {**plain, **{k: {**plain.get(k, {}), **v} for k, v in more.items()}}
+    found: dict[str, Any] = json.loads(sent(smtrain.request(raw, stage=stage)).bodies[0])
+    return found
+
+
+@pytest.mark.parametrize("what", SET)
+def test_a_field_that_is_set_is_on_the_wire(plain: dict[str, Any], what: str) -> None:
+    more, path, value = SET[what]
+    assert reduce(lambda found, name: found[name], path.split("."), body(plain, more)) == value
+
+
+def test_what_is_not_set_is_not_said(plain: dict[str, Any]) -> None:
+    made = body(plain, {})
+    assert not set(OFF) & set(made)
+    assert made["ProfilerConfig"] == {"DisableProfiler": True}
+    assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400}
+    assert "KeepAlivePeriodInSeconds" not in made["ResourceConfig"]
+
+
+def test_the_volumes_key_goes_where_there_is_a_volume(plain: dict[str, Any]) -> None:
+    """Types with disks of their own refuse VolumeKmsKeyId."""
+    more = {"output": {"volume_kms_key": KEY}}
+    assert "VolumeKmsKeyId" not in body(plain, more)["ResourceConfig"]
+    assert body(plain, more, stage="prepare")["ResourceConfig"]["VolumeKmsKeyId"] == KEY
+
+
+@pytest.mark.parametrize(("kind", "processes"), [("ml.trn1.32xlarge", 32), ("ml.trn1.2xlarge", 2)])
+def test_the_job_is_told_how_many_processes_a_host_has(plain: dict[str, Any], kind: str, processes: int) -> None:
+    """The toolkits would count GPUs, ask neuron-ls, or assume one; the config's own silence is no answer either."""
+    compute = {k: v for k, v in plain["compute"].items() if k != "processes_per_instance"}
+    raw = {**plain, "train": {"global_batch_size": 32}, "compute": {**compute, "instance_type": kind}}
+    plan = Chain(smtrain.load_config(raw), Target("aws", "us-west-2"), look=False).plan("train")
+    (config,) = (json.loads(b) for upload in plan.uploads for name, b in upload.files if name == "config.json")
+    assert config["compute"]["processes_per_instance"] == processes
+    made = json.loads(sent(plan.request).bodies[0])
+    assert made["HyperParameters"]["processes_per_instance"] == str(processes)

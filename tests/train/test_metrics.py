@@ -1,0 +1,38 @@
+"""What training writes of a step, CloudWatch reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import smtrain
+from smtrain.engine.base import StepResult
+from smtrain.train.metrics import MetricsLog
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(2.5, 0.25), (1e-7, 12345.0)])
+def test_the_metric_definitions_find_every_number_in_a_steps_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: float, norm: float
+) -> None:
+    log = MetricsLog(
+        tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15
+    )  # fmt: skip
+    log.log(1, StepResult(loss, norm), 1.5e-4, 0.0)
+    log.close()
+    (line,) = capsys.readouterr().out.splitlines()
+    request = smtrain.request(
+        target="aws", model={"path": "s3://bucket/model"}, data={"path": "s3://bucket/text"}, parallel={"tp": 2},
+        compute={"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r"},
+        output={"s3_uri": "s3://bucket/out"},
+    )  # fmt: skip
+    found = {
+        definition["Name"]: [float(number) for number in re.findall(definition["Regex"], line)]
+        for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
+    }
+    assert set(found) == {"train:loss", "train:grad_norm", "train:lr", "train:tokens_per_s", "train:mfu"}
+    assert found["train:loss"] == [pytest.approx(loss, abs=1e-6)]
+    assert found["train:grad_norm"] == [norm]
+    assert found["train:lr"] == [1.5e-4]
+    assert all(len(numbers) == 1 for numbers in found.values())
