@@ -33,6 +33,10 @@ def model(context: Context) -> Iterator[Finding]:
         )
     if "prepare" in context.stages and "tokenizer.json" not in names:
         faults.append(f"{uri} holds no tokenizer.json, which preparing text needs")
+    sft = "prepare" in context.stages and context.config.train.objective == "sft"
+    about = _json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
+    if sft and "chat_template.jinja" not in names and not (about or {}).get("chat_template"):
+        faults.append(f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there")
     for fault in faults:
         yield Finding("model", "fault", fault)
     if not faults:

@@ -328,6 +328,7 @@ MANIFEST = {
         ({"manifest.json": {**MANIFEST, "seq_len": 64}}, "prepared for sequences of 64, and train.seq_len is 32"),
         ({"manifest.json": {**MANIFEST, "vocab_size": 513}}, "token ids up to 512, and the model's vocabulary is 512"),
         ({"manifest.json": {**MANIFEST, "samples": 0}}, "not one whole sample"),
+        ({"manifest.json": {**MANIFEST, "objective": "sft"}}, "prepared for train.objective: sft, and it is pretrain"),
         ({"manifest.json": {**MANIFEST, "tokenizer_sha256": "0"}}, "another tokenizer"),
         ({"manifest.json": MANIFEST, "tokens.bin": b"abc"}, "tokens.bin has 3 bytes, not 4"),
     ],
@@ -354,6 +355,10 @@ def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: 
     whole = {"config.json": described, "model.safetensors": b"x", "tokenizer.json": {}}
     put(f"s3://{bucket}/model", whole)
     assert report(there, "model").ok
+    chats = with_(there, "train", objective="sft")
+    assert ["has no chat template" in fault.text for fault in report(chats, "model").faults] == [True]
+    put(f"s3://{bucket}/model", {**whole, "tokenizer_config.json": {"chat_template": "{{ messages }}"}})
+    assert report(chats, "model").ok
 
 
 def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[str, Any], bucket: str) -> None:
