@@ -81,6 +81,7 @@ def _run(command: list[str], folder: Path) -> tuple[int, Totals | None]:
     listener = Listener()
     surroundings = {**os.environ, "NEURON_COMPILE_CACHE_URL": str(folder)}
     surroundings.setdefault("OMP_NUM_THREADS", "1")
+    surroundings["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
     with subprocess.Popen(
         command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
