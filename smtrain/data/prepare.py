@@ -24,13 +24,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from smtrain.config.schema import digest
-from smtrain.data import cleaning, encoder, reading
+from smtrain.data import blocks, cleaning, encoder, reading
+from smtrain.data.blocks import Block
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.encoder import Encoder, MismatchError, Plain
 from smtrain.data.journal import Journal
 from smtrain.data.manifest import NAME, PREFIX, Manifest
 from smtrain.data.progress import Progress, console
-from smtrain.data.reading import BadLine, Block
+from smtrain.data.reading import BadLine
 from smtrain.data.sources import Format, SourceFile, find_files
 from smtrain.data.tally import Tally
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
@@ -159,7 +160,7 @@ class _How:
         """Equal for runs that write the same bytes."""
         names = [[asdict(file) for file in part] for part in files]
         settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
-        return digest([names, settings, asdict(self.cleaning), reading.BLOCK_BYTES])
+        return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES])
 
 
 def _tally(
@@ -198,7 +199,7 @@ def _run(
         with ThreadPoolExecutor(how.workers or cores(), thread_name_prefix="tokenize") as pool:
             for part in range(tally.part, len(files)):
                 tally.open_part(part)
-                found = (b for f in files[part] for b in reading.blocks(f, how.text_column, how.separator))
+                found = (b for f in files[part] for b in blocks.cut_file(f, how.text_column, how.separator))
                 for piece in _pieces(islice(found, tally.blocks, None), how, chosen, pool):
                     tally.add(piece, max_bad)
                     seconds = time.monotonic() - began
@@ -233,14 +234,14 @@ def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
     task: list[Block] = []
     size = 0
     for block in found:
-        if isinstance(block.payload, reading.Tokens):
+        if isinstance(block.payload, blocks.Tokens):
             yield from ([task] if task else [])
             task, size = [], 0
             yield [block]
             continue
         task.append(block)
         size += block.payload.nbytes if hasattr(block.payload, "nbytes") else len(block.payload)
-        if size >= reading.BLOCK_BYTES // 2:
+        if size >= blocks.BLOCK_BYTES // 2:
             yield task
             task, size = [], 0
     if task:
@@ -248,7 +249,7 @@ def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
 
 
 def _tokenize(task: list[Block], how: _How, chosen: Encoder) -> list[Piece]:
-    if isinstance(task[0].payload, reading.Tokens):
+    if isinstance(task[0].payload, blocks.Tokens):
         return [_as_it_is(task[0], task[0].payload, how)]
     read = [reading.read_block(block, how.text_column, how.separator) for block in task]
     cleaned = [how.cleaning.apply(found.texts) for found in read]
@@ -270,7 +271,7 @@ def _tokenize(task: list[Block], how: _How, chosen: Encoder) -> list[Piece]:
     return pieces
 
 
-def _as_it_is(block: Block, tokens: reading.Tokens, how: _How) -> Piece:
+def _as_it_is(block: Block, tokens: blocks.Tokens, how: _How) -> Piece:
     if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < how.facts.vocab_size:
         raise DataError(
             f"{block.file.path} has ids up to {tokens.ids.max()} and the tokenizer {how.facts.vocab_size} tokens; "

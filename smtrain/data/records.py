@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from smtrain.data.reading import BadLine, Block, blocks, parse_line
+from smtrain.data.blocks import Block, cut_file
+from smtrain.data.reading import BadLine, parse_line
 from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError
 
@@ -30,7 +31,7 @@ def record_blocks(file: SourceFile, columns: tuple[str, ...]) -> Iterator[Block]
     Raises DataError where it cannot be read, or has none of `columns`.
     """
     if file.kind not in ("parquet", "arrow"):
-        yield from blocks(file)
+        yield from cut_file(file)
         return
     try:
         with file.open() as raw:

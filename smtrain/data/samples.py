@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from smtrain.data.blocks import Block
 from smtrain.data.chat import ChatTemplate, RecordFault, Rendered, Shape, conversation
-from smtrain.data.reading import BadLine, Block
+from smtrain.data.reading import BadLine
 from smtrain.data.records import read_records
 from smtrain.data.tokenizer import load_tokenizer
 

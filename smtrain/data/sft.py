@@ -22,13 +22,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from smtrain.data.blocks import BLOCK_BYTES, Block
 from smtrain.data.chat import COLUMNS, Shape
 from smtrain.data.indexed import IndexedWriter
 from smtrain.data.journal import Journal
 from smtrain.data.manifest import MASK, NAME, PREFIX, Manifest
 from smtrain.data.prepare import cores
 from smtrain.data.progress import Progress, console
-from smtrain.data.reading import BLOCK_BYTES, BadLine, Block
+from smtrain.data.reading import BadLine
 from smtrain.data.records import record_blocks
 from smtrain.data.samples import LONG, NO_ANSWER, Maker, Piece
 from smtrain.data.sources import SourceFile, find_files

@@ -58,6 +58,11 @@ def start(config: JobConfig, container: Container) -> None:
     log = None
     if engine.rank == 0:
         _announce(config, engine.parameters, resumed_from.name if resumed_from else None)
+        if (resumed or 0) >= options.steps:
+            print(
+                f"nothing is left to train: the run is at step {resumed}, and train.steps is {options.steps}",
+                flush=True,
+            )
         log = MetricsLog(
             container.output_data_dir, total_steps=options.steps, first_step=(resumed or 0) + 1,
             tokens_per_step=options.global_batch_size * options.seq_len,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from smtrain.data import encoder, reading
+from smtrain.data import blocks, encoder
 from smtrain.data import prepare as prepare_module
 from smtrain.data import progress as progress_module
 from smtrain.data.cleaning import Cleaning, Seen
@@ -78,7 +78,7 @@ def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokeni
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(
     text: Path, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)  # several tasks a worker out of a small text
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)  # several tasks a worker out of a small text
     rows = [{"text": "good words"}, {"no": 1}]
     lines(text / "c.jsonl", rows * 300)
     made = []
@@ -95,7 +95,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
 def test_a_bad_line_stops_and_leaves_what_was_there(
     text: Path, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
     out = tmp_path / "out"
     prepare(text, out, tokenizer_folder, seq_len=32, progress=ignore)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
@@ -211,7 +211,7 @@ def test_gigatoken_and_tokenizers_write_the_same_bytes(
 def test_one_id_that_differs_ends_the_use_of_gigatoken(
     text: Path, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
     wanted = prepare(text, tmp_path / "right", tokenizer_folder, seq_len=32, progress=ignore)
     right, calls = encoder._giga, []
 
@@ -256,7 +256,7 @@ def test_several_sources_are_a_part_each(text: Path, tmp_path: Path, tokenizer_f
 
 
 def test_cleaning_and_duplicates(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 100)
     texts = ["cafe\u0301 \x07bell\r\n", "short", "a longer text of words", "a longer text of words", "caf\u00e9 bell\n"]
     lines(tmp_path / "a.jsonl", [{"text": t} for t in texts * 2])
     how = Cleaning(unicode="nfc", strip_control=True, min_characters=6, deduplicate=True)
@@ -296,11 +296,11 @@ def test_two_runs_do_not_write_one_folder(text: Path, tmp_path: Path, tokenizer_
 RUN = """
 import sys
 from pathlib import Path
-from smtrain.data import prepare, reading
+from smtrain.data import blocks, prepare
 from smtrain.data.cleaning import Cleaning
 
 if __name__ == "__main__":
-    reading.BLOCK_BYTES, prepare.MARK_BYTES = 4096, 8192
+    blocks.BLOCK_BYTES, prepare.MARK_BYTES = 4096, 8192
     print("begun", flush=True)
     prepare.prepare(
         sys.argv[3:], Path(sys.argv[1]), Path(sys.argv[2]), seq_len=32, max_bad=9,
@@ -359,7 +359,7 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every mark once, with duplicates, bad lines and a second source on either side of it."""
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
     monkeypatch.setattr(prepare_module, "MARK_BYTES", 1)
     rows = [{"text": f"words of text {i} " * 3} for i in range(10)]
     lines(tmp_path / "a.jsonl", [*rows, {"no": 1}, *rows[4:]])
@@ -387,9 +387,9 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     wanted = run(tmp_path / "undisturbed")
     whole = counts[0]
     assert whole >= 8
-    for blocks in range(1, whole + 1):
+    for read in range(1, whole + 1):
         with pytest.raises(InterruptedError):
-            run(tmp_path / "out", blocks)
+            run(tmp_path / "out", read)
         assert run(tmp_path / "out") == wanted
-        assert counts[-1] == whole - blocks + 1, "marked blocks were done again"
+        assert counts[-1] == whole - read + 1, "marked blocks were done again"
         shutil.rmtree(tmp_path / "out")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from smtrain.data import reading
+from smtrain.data import blocks
 from smtrain.data import sft as sft_module
 from smtrain.data.about import inspect
 from smtrain.data.exchange import export_blocks
@@ -112,7 +112,7 @@ def test_what_a_killed_run_left_is_cleared_and_two_runs_do_not_write_one_folder(
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(
     tmp_path: Path, folders: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (reading, sft_module):
+    for module in (blocks, sft_module):
         monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
     rows: list[Any] = [{"messages": talk(f"question {i}", "x" * (i % 90), "more", "so")} for i in range(150)]
     rows[70] = {"messages": "none"}

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.data import reading, sources
-from smtrain.data.reading import BadLine, blocks, read_block
+from smtrain.data import blocks, sources
+from smtrain.data.blocks import cut_file
+from smtrain.data.reading import BadLine, read_block
 from smtrain.data.sources import find_files
 from smtrain.errors import DataError
 
@@ -22,7 +23,7 @@ def read(
     texts, bad = [], []
     for file in find_files(path, format):
         lines = 0
-        for block in blocks(file, column, separator):
+        for block in cut_file(file, column, separator):
             found = read_block(block, column, separator)
             texts += found.texts.to_pylist()
             bad += [BadLine(b.file, b.line + lines, b.reason) for b in found.bad]
@@ -52,15 +53,15 @@ def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(tmp_path
     with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as stream:  # as `datasets` saves to the disk
         stream.write_table(table, max_chunksize=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "BLOCK_BYTES", size)
+        patch.setattr(blocks, "BLOCK_BYTES", size)
         for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow"):
             assert read(folder / name) == (texts, [])
             file = find_files(folder / name)[0]
-            assert sum(block.size for block in blocks(file)) <= file.bytes  # never further than the end
+            assert sum(block.size for block in cut_file(file)) <= file.bytes  # never further than the end
 
 
 def test_each_fault_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 20)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 20)
     rows = [
         b'{"text": "good"}',
         b"",
@@ -144,7 +145,7 @@ def test_a_text_is_cut_at_its_separator_wherever_the_blocks_end(tmp_path_factory
     folder = tmp_path_factory.mktemp("separated")
     (folder / "a.txt").write_bytes("\n<>\n".join(texts).encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "BLOCK_BYTES", size)
+        patch.setattr(blocks, "BLOCK_BYTES", size)
         assert read(folder, separator="\n<>\n") == (texts, [])
 
 
@@ -157,8 +158,8 @@ def test_objects_of_one_line_are_a_fault_and_blank_lines_are_none(tmp_path: Path
 
 
 def test_a_document_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LARGEST_DOCUMENT", 100)
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 10)
+    monkeypatch.setattr(blocks, "LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 10)
     (tmp_path / "a.txt").write_text("x" * 101)
     (tmp_path / "a.jsonl").write_text("x" * 200)
     for name in ("a.txt", "a.jsonl"):
