@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import io
 import re
-import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smtrain.errors import JobError
 from smtrain.follow import notebook
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Event, Follower, Told
+from smtrain.follow.interrupts import interrupts
 from smtrain.follow.progress import Progress
 from smtrain.job.logs import Line
 
@@ -62,26 +62,31 @@ def follow(job: Job, view: View, say: Say = print) -> bool:
     draw = notebook.notebook_panel if in_notebook else _panel
     show = draw(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
     wanted = re.compile(view.grep) if view.grep else None
-    try:
-        with show as take, closing(follower.events()) as events:
-            for event in events:
-                progress.take(event)
-                if isinstance(event, Told):
-                    job.note(event.job)
-                elif isinstance(event, Line):
-                    if wanted and not wanted.search(event.text):
-                        continue
-                    progress.lines.append(event)
-                take(event)
-    except KeyboardInterrupt:
-        with _deaf():  # a second Ctrl-C must not cut this short
+    if say is print and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe wants a line when it comes
+    with interrupts() as interrupt:
+        try:
+            with show as take, closing(follower.events()) as events:
+                for event in events:
+                    interrupt.heed()
+                    progress.take(event)
+                    if isinstance(event, Told):
+                        job.note(event.job)
+                    elif isinstance(event, Line):
+                        if wanted and not wanted.search(event.text):
+                            continue
+                        progress.lines.append(event)
+                    take(event)
+        except KeyboardInterrupt:
             follower.save()
             say(f"\nleft {job.name} running\n{_ways(job)}")
-        return False
-    except ClientError as error:
-        if error.response["Error"].get("Code") not in _EXPIRED:
-            raise
-        raise JobError(f"the AWS credentials have expired, the job goes on; log in again, then\n{_ways(job)}") from None
+            return False
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in _EXPIRED:
+                raise
+            raise JobError(
+                f"the AWS credentials have expired, the job goes on; log in again, then\n{_ways(job)}"
+            ) from None
     now = datetime.datetime.now(datetime.timezone.utc)
     if not (panel and view.keep):
         say(f"-- {job.name}: {progress.summary(now)}")
@@ -143,16 +148,3 @@ def _panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
 
     with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep):
         yield lambda _: None
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """No KeyboardInterrupt meanwhile; signals belong to the main thread alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: Any = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

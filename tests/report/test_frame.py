@@ -42,5 +42,6 @@ def test_a_missing_library_is_one_sentence(library: str, call: object, monkeypat
     for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, "smtrain.report.figure", raising=False)  # it is imported when a figure is drawn
     with pytest.raises(JobError, match=rf"{library}; `pip install 'smtrain\[notebooks\]'` brings it"):
         call(RECORDS)  # type: ignore[operator]
