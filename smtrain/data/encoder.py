@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +20,9 @@ from smtrain.data.reading import strings
 from smtrain.data.tokenizer import load_tokenizer, tokenizer_json
 from smtrain.errors import SmtrainError
 
-# gigatoken keeps every word it has met; starting afresh now and then bounds that to about 300 MiB
-_FRESH_AFTER = 1 << 30
+# gigatoken keeps every word it has met; starting afresh now and then bounds that to about 300 MiB over all threads,
+# or to some 20 MiB for each of very many
+_FRESH_AFTER, _FRESH_AFTER_LEAST = 1 << 30, 64 << 20
 # what a fault of gigatoken would show in: the beginning of every file, and a piece out of every block
 _FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
 _BATCH_BYTES = 1 << 18
@@ -62,6 +64,14 @@ class Plain:
         return np.concatenate([np.zeros(0, np.int32), *parts]), lengths
 
 
+@dataclass
+class _Warm:
+    """A tokenizer of gigatoken, and how many bytes of text it has met."""
+
+    tokenizer: Any
+    encoded: int = 0
+
+
 class Giga:
     """gigatoken, compared with `tokenizers` on the first text of every file and on a piece out of every block."""
 
@@ -74,24 +84,31 @@ class Giga:
         self.name = f"gigatoken {version('gigatoken')}"
         content = tokenizer_json(folder).read_bytes()
         self._make: Any = lambda: gigatoken.Tokenizer.from_json(content)
-        self._tokenizer, self._encoded = self._make(), 0
+        # one encoding at a time is all that a tokenizer of gigatoken does, so each thread takes one that is free
+        self._free, self._made = [_Warm(self._make())], 1
         self._lock = threading.Lock()
         self._reference = load_tokenizer(folder)
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if not len(texts):
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
-        tokenizer = self._for(texts.nbytes)
-        ids, lengths = _giga(tokenizer, texts)
-        self._compare(tokenizer, texts, first)
+        warm = self._take(texts.nbytes)
+        try:
+            ids, lengths = _giga(warm.tokenizer, texts)
+            self._compare(warm.tokenizer, texts, first)
+        finally:
+            self._free.append(warm)
         return ids, lengths
 
-    def _for(self, size: int) -> Any:
+    def _take(self, size: int) -> _Warm:
         with self._lock:
-            self._encoded += size
-            if self._encoded > _FRESH_AFTER:
-                self._tokenizer, self._encoded = self._make(), size
-            return self._tokenizer
+            warm = self._free.pop() if self._free else None
+            self._made += warm is None
+            limit = max(_FRESH_AFTER // self._made, _FRESH_AFTER_LEAST)
+        if warm is None or warm.encoded + size > limit:
+            warm = _Warm(self._make())
+        warm.encoded += size
+        return warm
 
     def _compare(self, tokenizer: Any, texts: Any, first: bool) -> None:
         drawn = _drawn(texts, first)
