@@ -26,23 +26,16 @@ def stage(config: JobConfig, container: Container) -> None:
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)
     ]
-    common = {"seq_len": config.train.seq_len, "workers": data.workers, "max_bad": data.max_bad}
+    places = (sources, container.model_dir, container.channel("model"))
+    common = {
+        "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers, "max_bad": data.max_bad,
+    }  # fmt: skip
     if config.train.objective == "sft":
-        manifest = prepare_sft(
-            sources,
-            container.model_dir,
-            container.channel("model"),
-            format=data.format,
-            overlong=data.overlong,
-            **common,
-        )
+        manifest = prepare_sft(*places, overlong=data.overlong, **common)
     else:
         manifest = prepare(
-            sources,
-            container.model_dir,
-            container.channel("model"),
+            *places,
             text_column=data.text_column,
-            format=data.format,
             separator=data.separator,
             cleaning=Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
             **common,

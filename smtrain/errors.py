@@ -39,3 +39,8 @@ class JobError(SmtrainError):
 
 class LocalError(SmtrainError):
     """The local control plane cannot start, or cannot honour what a request asks for."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, short enough to be part of a sentence."""
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

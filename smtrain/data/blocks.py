@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from smtrain.data.indexed import IndexedDataset
-from smtrain.data.sources import SourceFile, _first_line
-from smtrain.errors import DataError
+from smtrain.data.sources import SourceFile
+from smtrain.errors import DataError, first_line
 
 BLOCK_BYTES = 4 << 20
 LARGEST_DOCUMENT = 256 << 20
@@ -70,9 +70,9 @@ def cut_file(file: SourceFile, text_column: str = "text", separator: str | None 
         kind = {"parquet": "as Parquet ", "arrow": "as Arrow "}.get(file.kind, "")
         if file.compression:
             raise DataError(
-                f"{file.path} is not a whole {file.compression} file ({_first_line(error)}); write it again."
+                f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again."
             ) from None
-        raise DataError(f"{file.path} cannot be read {kind}({_first_line(error)}); write it again.") from None
+        raise DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.") from None
 
 
 def _cut_blocks(file: SourceFile, separator: bytes) -> Iterator[Block]:
@@ -130,20 +130,24 @@ def _parquet_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
 
 def _arrow_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
     with file.open() as raw:
-        magic = raw.read(6)
-        raw.seek(0)
+        names, batches, _ = arrow_batches(raw)
         told, first = 0, True
-        if magic == b"ARROW1":
-            reader = pa.ipc.open_file(raw)
-            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-        else:
-            reader = pa.ipc.open_stream(raw)
-            batches = iter(reader)
-        _check_column(file, reader.schema.names, text_column)
+        _check_column(file, names, text_column)
         for batch in batches:
             at = raw.tell()
-            yield Block(file, max(at - told, 0), first, batch.column(reader.schema.names.index(text_column)))
+            yield Block(file, max(at - told, 0), first, batch.column(names.index(text_column)))
             told, first = max(at, told), False
+
+
+def arrow_batches(raw: Any) -> tuple[list[str], Iterator[Any], bool]:
+    """Column names and record batches of an open Arrow file or stream, and whether it is read in order (a stream)."""
+    magic = raw.read(6)
+    raw.seek(0)
+    if magic == b"ARROW1":
+        file = pa.ipc.open_file(raw)
+        return file.schema.names, (file.get_batch(i) for i in range(file.num_record_batches)), False
+    stream = pa.ipc.open_stream(raw)
+    return stream.schema.names, iter(stream), True
 
 
 def _megatron_blocks(file: SourceFile) -> Iterator[Block]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.errors import DataError
+from smtrain.errors import DataError, first_line
 
 Shape = Literal["auto", "alpaca", "messages"]
 COLUMNS = ("messages", "conversations", "instruction", "input", "output", "system", "tools")
@@ -119,7 +119,7 @@ class ChatTemplate:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else None
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{folder} holds no tokenizer that transformers loads ({_first_line(error)}).") from None
+            raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
         if template is None:
             raise DataError(
                 f"the tokenizer of model.path ({folder}) has no chat template, in which train.objective: sft spells "
@@ -143,7 +143,7 @@ class ChatTemplate:
         try:
             return self._by_marks(conversation) if self._marked else self._by_prefix(conversation)
         except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise RecordFault(f"the chat template refuses it ({_first_line(error)})") from None
+            raise RecordFault(f"the chat template refuses it ({first_line(error)})") from None
 
     def _by_marks(self, c: Conversation) -> list[Rendered]:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -193,7 +193,3 @@ class ChatTemplate:
             return Rendered(text, [(start, len(kept))])
         text = kept + (self._tokenizer.eos_token or "")
         return Rendered(text, [(start, len(text))])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

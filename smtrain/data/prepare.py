@@ -120,8 +120,8 @@ def prepare(
             text_column=text_column,
             sources=tally.source_rows(),
             files=tally.finish(),
-            bad_line_count=tally.bad_count,
-            bad_lines=tally.bad,
+            bad_line_count=tally.bad.count,
+            bad_lines=tally.bad.kept,
             parts=[
                 {"prefix": p.prefix, "documents": p.documents, "tokens": p.tokens, "samples": (p.tokens - 1) // seq_len}
                 for p in tally.parts

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from smtrain.data.blocks import Block
-from smtrain.data.sources import _first_line
+from smtrain.errors import first_line
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,7 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
 def _read_lines(block: Block, text_column: str) -> Documents:
     found = Documents()
     texts: list[str] = []
-    lines = block.payload.removesuffix(b"\n").split(b"\n")
-    if block.first:
-        lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-    for found.lines, raw in enumerate(lines, start=1):
+    for found.lines, raw in enumerate(split_lines(block), start=1):
         if not raw.strip():
             continue
         row, fault = parse_line(raw)
@@ -107,6 +104,14 @@ def _read_lines(block: Block, text_column: str) -> Documents:
     return found
 
 
+def split_lines(block: Block) -> list[bytes]:
+    """The lines of a block of lines, without a byte order mark at the file's beginning."""
+    lines: list[bytes] = block.payload.removesuffix(b"\n").split(b"\n")
+    if block.first:
+        lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+    return lines
+
+
 def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
     """The object of a JSON line, or what is wrong with it."""
     try:
@@ -114,7 +119,7 @@ def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
     except UnicodeDecodeError as error:
         return {}, f"not UTF-8 at byte {error.start + 1} of the line"
     except (ValueError, RecursionError) as error:
-        return {}, f"not JSON ({_first_line(error)})"
+        return {}, f"not JSON ({first_line(error)})"
     return (row, "") if isinstance(row, dict) else ({}, f"a JSON {type(row).__name__}, not an object")
 
 

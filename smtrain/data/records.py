@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from smtrain.data.blocks import Block, cut_file
-from smtrain.data.reading import BadLine, parse_line
+from smtrain.data.blocks import Block, arrow_batches, cut_file
+from smtrain.data.reading import BadLine, parse_line, split_lines
 from smtrain.data.sources import SourceFile
-from smtrain.errors import DataError
+from smtrain.errors import DataError, first_line
 
 _ROWS = 1024
 
@@ -41,8 +41,7 @@ def record_blocks(file: SourceFile, columns: tuple[str, ...]) -> Iterator[Block]
                     writer.write_batch(batch)
                 yield Block(file, round(share * file.bytes), number == 0, sink.getvalue().to_pybytes())
     except (OSError, pa.ArrowException) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise DataError(f"{file.path} cannot be read as {file.kind} ({reason}); write it again.") from None
+        raise DataError(f"{file.path} cannot be read as {file.kind} ({first_line(error)}); write it again.") from None
 
 
 def _batches(file: SourceFile, raw: Any, columns: tuple[str, ...]) -> Iterator[tuple[Any, float]]:
@@ -55,17 +54,10 @@ def _batches(file: SourceFile, raw: Any, columns: tuple[str, ...]) -> Iterator[t
         for batch in table.iter_batches(batch_size=_ROWS, columns=kept, use_threads=False):
             yield batch, len(batch) / max(table.metadata.num_rows, 1)
         return
-    magic = raw.read(6)
-    raw.seek(0)
-    if magic == b"ARROW1":
-        reader = pa.ipc.open_file(raw)
-        found = (reader.get_batch(i) for i in range(reader.num_record_batches))
-    else:
-        reader = pa.ipc.open_stream(raw)
-        found = iter(reader)
-    kept = _kept(file, reader.schema.names, columns)
+    names, found, in_order = arrow_batches(raw)
+    kept = _kept(file, names, columns)
     for whole in found:
-        end = raw.tell() if magic != b"ARROW1" else 0
+        end = raw.tell() if in_order else 0
         for start in range(0, len(whole), _ROWS):
             part = whole.select(kept).slice(start, _ROWS)
             yield part, (0.0 if start + _ROWS < len(whole) else end / max(file.bytes, 1))
@@ -92,10 +84,7 @@ def read_records(block: Block) -> Records:
                 except UnicodeDecodeError:
                     found.bad.append(BadLine(block.file.name, found.lines, "bytes that are not UTF-8"))
         return found
-    lines = block.payload.removesuffix(b"\n").split(b"\n")
-    if block.first:
-        lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-    for found.lines, raw in enumerate(lines, start=1):
+    for found.lines, raw in enumerate(split_lines(block), start=1):
         if not raw.strip():
             continue
         row, fault = parse_line(raw)

@@ -29,15 +29,12 @@ from smtrain.data.journal import Journal
 from smtrain.data.manifest import MASK, NAME, PREFIX, Manifest
 from smtrain.data.prepare import cores
 from smtrain.data.progress import Progress, console
-from smtrain.data.reading import BadLine
 from smtrain.data.records import record_blocks
 from smtrain.data.samples import LONG, NO_ANSWER, Maker, Piece
 from smtrain.data.sources import SourceFile, find_files
-from smtrain.data.tally import fingerprint
+from smtrain.data.tally import Bad, fingerprint
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
 from smtrain.errors import DataError
-
-_BAD_LINES_KEPT = 100
 
 
 def prepare_sft(
@@ -117,8 +114,8 @@ class _Samples:
     def __init__(self, partial: dict[str, Path], facts: TokenizerFacts, max_bad: int) -> None:
         self.tokens = IndexedWriter(partial[f"{PREFIX}.bin"], partial[f"{PREFIX}.idx"], facts.dtype)
         self.mask = IndexedWriter(partial[f"{MASK}.bin"], partial[f"{MASK}.idx"], np.uint8)
-        self.samples = self.done_bytes = self.bad_count = 0
-        self.bad: list[str] = []
+        self.samples = self.done_bytes = 0
+        self.bad = Bad("record", "data")
         self.told: Counter[str] = Counter()
         self._max_bad = max_bad
         self._per_file: Counter[SourceFile] = Counter()
@@ -127,15 +124,8 @@ class _Samples:
     def add(self, piece: Piece) -> None:
         """Append a piece. Raises DataError beyond `max_bad` bad records."""
         file = piece.block.file
-        placed = [str(BadLine(bad.file, self._lines[file] + bad.line, bad.reason)) for bad in piece.bad]
+        self.bad.add(piece.bad, self._lines[file], self._max_bad)
         self._lines[file] += piece.lines
-        self.bad_count += len(placed)
-        self.bad += placed[: _BAD_LINES_KEPT - len(self.bad)]
-        if self.bad_count > self._max_bad:
-            raise DataError(
-                f"{self.bad[0]}; {self.bad_count} bad record{'s' * (self.bad_count > 1)} so far and max_bad is "
-                f"{self._max_bad}, so mend the data or raise data.max_bad."
-            )
         self.tokens.add_documents(piece.tokens, piece.lengths)
         self.mask.add_documents(piece.mask, piece.lengths)
         self.samples += len(piece.lengths)
@@ -161,8 +151,8 @@ class _Samples:
             text_column="",
             sources=[{"name": f.name, "bytes": f.bytes, "documents": self._per_file[f]} for f in files],
             files=written,
-            bad_line_count=self.bad_count,
-            bad_lines=self.bad,
+            bad_line_count=self.bad.count,
+            bad_lines=self.bad.kept,
             parts=[{"prefix": PREFIX, "documents": count, "tokens": tokens, "samples": count}],
             dropped={reason: self.told[reason] for reason in (LONG, NO_ANSWER) if self.told[reason]},
             objective="sft",

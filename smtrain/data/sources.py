@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.errors import DataError
+from smtrain.errors import DataError, first_line
 
 Format = Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron"]
 
@@ -127,7 +127,7 @@ def _remote(uri: str) -> tuple[Any, str]:
     try:
         found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{uri} cannot be opened ({_first_line(error)}); see to the URI and the access.") from None
+        raise DataError(f"{uri} cannot be opened ({first_line(error)}); see to the URI and the access.") from None
     return found
 
 
@@ -146,7 +146,7 @@ def _listed(uri: str) -> list[SourceFile]:
         else:
             found, base = filesystem.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
     except OSError as error:
-        raise DataError(f"{uri} cannot be listed ({_first_line(error)}); see to the URI and the access.") from None
+        raise DataError(f"{uri} cannot be listed ({first_line(error)}); see to the URI and the access.") from None
     files = [
         SourceFile(f"{scheme}://{f.path}", f.path[len(base) + 1 :], "", f.size, str(f.mtime_ns))
         for f in sorted(found, key=lambda f: f.path)
@@ -174,11 +174,7 @@ def _hub_files(uri: str) -> list[SourceFile]:
         found: Any = datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
         raise DataError(
-            f"{uri} cannot be loaded ({_first_line(error)}); see that the hub can be reached, or give files."
+            f"{uri} cannot be loaded ({first_line(error)}); see that the hub can be reached, or give files."
         ) from None
     paths = [Path(file["filename"]) for file in found.cache_files]
     return [_local(path, f"{name}/{path.name}", "arrow") for path in paths]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

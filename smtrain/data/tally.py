@@ -22,6 +22,26 @@ if TYPE_CHECKING:
 _BAD_LINES_KEPT = 100
 
 
+class Bad:
+    """The bad lines so far: how many, and the first of them with their places."""
+
+    def __init__(self, one: str = "line", of: str = "text") -> None:
+        self._one, self._of = one, of
+        self.count = 0
+        self.kept: list[str] = []
+
+    def add(self, found: list[BadLine], lines: int, most: int) -> None:
+        """Take those of a block that has `lines` lines of its file before it. Raises DataError beyond `most`."""
+        placed = [str(BadLine(bad.file, lines + bad.line, bad.reason)) for bad in found]
+        self.count += len(placed)
+        self.kept += placed[: _BAD_LINES_KEPT - len(self.kept)]
+        if self.count > most:
+            raise DataError(
+                f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and max_bad is {most}, "
+                f"so mend the {self._of} or raise data.max_bad."
+            )
+
+
 class Part:
     """The tokens of one source: PREFIX.bin, and a length per document for the index."""
 
@@ -81,8 +101,8 @@ class Tally:
         self.parts = [Part(folder, prefix, dtype) for prefix in prefixes]
         self._seen = Seen() if deduplicate else None
         self._hashes: Appender | None = None
-        self.part = self.blocks = self.done_bytes = self.bad_count = 0
-        self.bad: list[str] = []
+        self.part = self.blocks = self.done_bytes = 0
+        self.bad = Bad()
         self.dropped: dict[str, int] = {}
         self._line = 0
         self._file = ""
@@ -112,15 +132,8 @@ class Tally:
         name = piece.block.file.name
         if name != self._file or piece.block.first:
             self._file, self._line = name, 0
-        placed = [str(BadLine(bad.file, self._line + bad.line, bad.reason)) for bad in piece.bad]
+        self.bad.add(piece.bad, self._line, max_bad)
         self._line += piece.lines
-        self.bad_count += len(placed)
-        self.bad += placed[: _BAD_LINES_KEPT - len(self.bad)]
-        if self.bad_count > max_bad:
-            raise DataError(
-                f"{self.bad[0]}; {self.bad_count} bad line{'s' * (self.bad_count > 1)} so far and max_bad is "
-                f"{max_bad}, so mend the text or raise data.max_bad."
-            )
         tokens, lengths = piece.tokens, piece.lengths
         self._drop("too short", piece.short)
         if self._seen is not None and self._hashes is not None and piece.hashes is not None:
@@ -146,8 +159,8 @@ class Tally:
             "done_bytes": self.done_bytes,
             "line": self._line,
             "file": self._file,
-            "bad_count": self.bad_count,
-            "bad": self.bad,
+            "bad_count": self.bad.count,
+            "bad": self.bad.kept,
             "dropped": self.dropped,
             "per_file": self._per_file,
             "parts": [part.mark() for part in self.parts[: self.part + 1]],
@@ -165,7 +178,7 @@ class Tally:
             return False
         self.part, self.blocks, self.done_bytes = mark["part"], mark["blocks"], mark["done_bytes"]
         self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
-        self.bad_count, self.bad, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
+        self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
         return True
 
     def check(self, seq_len: int, sources: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.local import Endpoint, running, shut_down
+from smtrain.local import Endpoint, Plane, running, shut_down
 from smtrain.local.endpoint import server_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,3 +176,12 @@ def gone(mark: str) -> bool:
 @pytest.fixture(scope="session")
 def client(endpoint: Endpoint) -> Client:
     return Client(endpoint)
+
+
+@pytest.fixture
+def plane(endpoint: Endpoint) -> Iterator[Plane]:
+    """The switches of the test process's control plane, calm before and after."""
+    plane = Plane(endpoint)
+    plane.calm()
+    yield plane
+    plane.calm()

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from smtrain.errors import LocalError
-from smtrain.local import Endpoint, Plane
+from smtrain.local import Plane
 
 from .conftest import Client
 
 NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
-
-
-@pytest.fixture
-def plane(endpoint: Endpoint) -> Iterator[Plane]:
-    plane = Plane(endpoint)
-    plane.calm()
-    yield plane
-    plane.calm()
 
 
 def on(kind: str, count: int = 1, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,19 +9,11 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError
 
 from smtrain.errors import LocalError
-from smtrain.local import Endpoint, Plane
+from smtrain.local import Plane
 
 from .conftest import GROUP, Client, wait_for
 
 ONCE = Config(retries={"total_max_attempts": 1})
-
-
-@pytest.fixture
-def plane(endpoint: Endpoint) -> Iterator[Plane]:
-    plane = Plane(endpoint)
-    plane.calm()
-    yield plane
-    plane.calm()
 
 
 def code_of(call: Any, **arguments: Any) -> str:
