@@ -17,7 +17,7 @@ from smtrain.follow.show import View, follow
 from smtrain.job import graphs
 from smtrain.job.handle import Job
 from smtrain.job.logs import Line
-from smtrain.job.stages import Chain, list_jobs, stages_of
+from smtrain.job.stages import Chain, StagePlan, list_jobs, stages_of
 from smtrain.job.submit import standing, submit
 from smtrain.job.target import TargetName, target_of
 from smtrain.preflight.api import before
@@ -120,9 +120,7 @@ def launch(
         return plan.done
     if check and not plan.running:
         before(chain, [stage], say)
-    if stage == "train" and not plan.running:
-        graphs.announce(chain.target, chain.config, plan.request, say)
-    job = submit(chain, plan, say, again=again)
+    job = _start(chain, plan, say, again=again)
     if wait and follow(job, view or View(), say):
         job.check()
     return job
@@ -136,8 +134,7 @@ def run(
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
     With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
-    interrupted goes on. `on_line` gets every log line in place of `say`,
-    `check` and `view` are those of `launch`.
+    interrupted goes on. `on_line` gets every log line in place of `say`, `check` and `view` are those of `launch`.
     Raises `JobError` with the cause at the first stage that does not end well. Ctrl-C leaves the job of the moment
     running and ends the call with KeyboardInterrupt; the same call later goes on with it.
     """
@@ -156,9 +153,7 @@ def run(
             job, skipped = plan.done, True
         else:
             say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
-            if stage == "train" and not plan.running:
-                graphs.announce(chain.target, chain.config, plan.request, say)
-            job, skipped = submit(chain, plan, say, again=again), False
+            job, skipped = _start(chain, plan, say, again=again), False
             _follow(job, say, on_line, view or View())
         seconds = time.monotonic() - started
         if not skipped:
@@ -166,6 +161,12 @@ def run(
         where = chain.checkpoints if stage == "train" else job.output
         done.results.append(StageResult(stage, job, seconds, where, skipped))
     return done
+
+
+def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
+    if plan.stage == "train" and not plan.running:
+        graphs.announce(chain.target, chain.config, plan.request, say)
+    return submit(chain, plan, say, again=again)
 
 
 def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View) -> None:
