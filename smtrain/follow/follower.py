@@ -12,6 +12,7 @@ from typing import Any
 
 from smtrain.errors import JobError
 from smtrain.follow.cursor import Cursor
+from smtrain.follow.interrupts import pause
 from smtrain.follow.order import Order
 from smtrain.follow.patience import Patience
 from smtrain.follow.reading import LogReading
@@ -110,7 +111,7 @@ class Follower:
             yield from self._new(changes)
             yield from self._read(back)
             self.save(every=2.0)
-            time.sleep(self.pace.poll)
+            pause(self.pace.poll)
             back = self._due()
         yield from self._new(changes[:-1])  # how it ended is said after the last line
         yield from self._drain(told)
@@ -165,7 +166,7 @@ class Follower:
         near, far = self.pace.back[1][1], self.pace.back[-1][1]
         quiet, count = time.monotonic(), self.order.taken
         while True:
-            time.sleep(min(self.pace.poll, self.pace.settle / 2))
+            pause(min(self.pace.poll, self.pace.settle / 2))
             long = min(self.pace.settle + 2 * self.reading.lateness, self.pace.settle_most)
             over = time.monotonic() - quiet >= long
             yield from self._read(far if over else near)

@@ -1,12 +1,21 @@
-"""Ctrl-C while a job is followed: once, whatever Python was doing when it came."""
+"""Ctrl-C while a job is followed: at once where nothing can be lost by it, else as soon as the line in hand is shown.
+
+Python's own handler raises between any two instructions: a line that was taken and not yet shown would be gone, also
+from the follow that resumes this one. So the handler raises only within `interruptible()`, which stands around calls
+to AWS and pauses; everywhere else it leaves a mark, which is looked at between two events.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_STUCK_SECONDS = 2.0
+"""A Ctrl-C so long after one that had no effect raises wherever it comes: what is shown to does not take it."""
 
 
 class Interrupts:
@@ -14,27 +23,70 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.came = False
+        self._heeded = self._free = False
+        self._first = 0.0
 
     def heed(self) -> None:
-        """Raises `KeyboardInterrupt` where one came and was lost: Python drops what is raised in a finalizer."""
-        if self.came:
+        """Raises `KeyboardInterrupt` where one came and has had no effect yet."""
+        if self.came and not self._heeded:
+            self._heeded = True
             raise KeyboardInterrupt
 
+    @contextmanager
+    def free(self) -> Iterator[None]:
+        """Within, Ctrl-C raises at once."""
+        self.heed()
+        before, self._free = self._free, True
+        try:
+            yield
+        finally:
+            self._free = before
+
     def _take(self, *_: Any) -> None:
-        if not self.came:  # a second one must not cut short how the first is dealt with
-            self.came = True
+        now = time.monotonic()
+        if not self.came:
+            self.came, self._first = True, now
+        elif self._heeded or now - self._first < _STUCK_SECONDS:
+            return  # a second one must not cut short how the first is dealt with
+        if self._free or now - self._first >= _STUCK_SECONDS:
+            # Not heeded yet: Python drops what is raised in a finalizer.
             raise KeyboardInterrupt
+
+
+_current: Interrupts | None = None
 
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """The first Ctrl-C within raises `KeyboardInterrupt`, later ones nothing. Only the main thread has signals."""
+    """Within, Ctrl-C raises `KeyboardInterrupt` in `interruptible()` and from `heed`, once.
+
+    Only the main thread has signals.
+    """
+    global _current
     found = Interrupts()
     if threading.current_thread() is not threading.main_thread():
         yield found
         return
     before: Any = signal.signal(signal.SIGINT, found._take)
+    outer, _current = _current, found
     try:
         yield found
     finally:
+        _current = outer
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Around what may take long and of which nothing is kept if it is cut short."""
+    if _current is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _current.free():
+        yield
+
+
+def pause(seconds: float) -> None:
+    """Sleep so long, or until Ctrl-C."""
+    with interruptible():
+        time.sleep(seconds)

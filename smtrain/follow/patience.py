@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smtrain.errors import JobError
+from smtrain.follow.interrupts import interruptible, pause
 
 _BUSY = frozenset(
     {
@@ -36,7 +37,7 @@ def transient(error: Exception) -> bool:
 class Patience:
     """Repeats a call with growing, random pauses until it goes well; counts what it took."""
 
-    def __init__(self, limit_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, limit_s: float, sleep: Callable[[float], None] = pause) -> None:
         """After `limit_s` seconds without any answer a call gives up with `JobError`."""
         self.limit_s, self._sleep = limit_s, sleep
         self.calls: Counter[str] = Counter()
@@ -51,7 +52,8 @@ class Patience:
         attempt, since = 0, time.monotonic()
         while True:
             try:
-                answer = method(**asked)
+                with interruptible():
+                    answer = method(**asked)
             except Exception as error:
                 self._count(method, getattr(error, "response", None) or {}, failed=True)
                 if not transient(error):

@@ -68,15 +68,15 @@ def follow(job: Job, view: View, say: Say = print) -> bool:
         try:
             with show as take, closing(follower.events()) as events:
                 for event in events:
-                    interrupt.heed()
                     progress.take(event)
                     if isinstance(event, Told):
                         job.note(event.job)
-                    elif isinstance(event, Line):
-                        if wanted and not wanted.search(event.text):
-                            continue
+                    if not isinstance(event, Line):
+                        take(event)
+                    elif not wanted or wanted.search(event.text):
                         progress.lines.append(event)
-                    take(event)
+                        take(event)
+                    interrupt.heed()  # this event has been shown, and no other has been taken
         except KeyboardInterrupt:
             follower.save()
             say(f"\nleft {job.name} running\n{_ways(job)}")

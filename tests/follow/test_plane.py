@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -119,6 +120,43 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
         command("logs", job.name, "-f", "--resume"), capture_output=True, text=True, check=True, timeout=60
     )
     assert len(again.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("moment", [40, 41, 150, 333, 700, 1201, 1700])
+def test_an_interrupt_at_any_call_loses_and_doubles_no_line(calm: Plane, moment: int) -> None:
+    """Ctrl-C on entry to the n-th function of smtrain.follow, and in the middle of showing a line."""
+    job = calm.synthetic_job(hosts=3, lines=60, seconds=2.0)
+    handle = smtrain.Job(job.name)
+    shown: list[str] = []
+    calls = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        if (
+            event == "call"
+            and "smtrain/follow/" in frame.f_code.co_filename
+            and "interrupts" not in frame.f_code.co_filename
+        ):
+            calls += 1
+            if calls == moment:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def say(text: str) -> None:
+        if len(shown) == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+        shown.append(text)
+
+    sys.setprofile(trace)
+    try:
+        handle.follow(say=say)
+    finally:
+        sys.setprofile(None)
+    assert calls >= moment
+    assert any(f"left {job.name} running" in text for text in shown)
+    handle.follow(say=shown.append, resume=True)
+    lines = re.findall(r"^(algo-\d) \| (.*)$", "\n".join(shown), re.M)
+    assert same(job, by_host([Line(host, 0, text) for host, text in lines]))
+    assert shown.count(f"-- {job.name}: Training") == 1
 
 
 def test_a_stopped_job_ends_the_follow(calm: Plane) -> None:
