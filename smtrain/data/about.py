@@ -41,7 +41,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> About:
         if part.dtype.kind == "f":
             raise DataError(f"{part.bin_path} holds {part.dtype} and not token ids.")
         for at in range(0, len(part.tokens), _CHUNK):
-            found = np.bincount(part.tokens[at : at + _CHUNK], minlength=len(counts))
+            found = np.bincount(part.read(at, min(at + _CHUNK, len(part.tokens))), minlength=len(counts))
             found[: len(counts)] += counts
             counts = found
     lengths = np.concatenate([_document_lengths(part) for part in parts])

@@ -161,7 +161,7 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         wanted = bounds[first] + BLOCK_BYTES // data.dtype.itemsize
         last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
         share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
-        ids = np.asarray(data.tokens[bounds[first] : bounds[last]])
+        ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
         yield Block(file, share, first == 0, Tokens(ids, np.diff(bounds[first : last + 1])))
         first = last
 

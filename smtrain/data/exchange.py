@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from smtrain.data.checksums import SUFFIX
 from smtrain.data.indexed import IndexedDataset, write_index
 from smtrain.data.manifest import NAME, PREFIX, Manifest
 from smtrain.data.sources import SourceFile, find_files
-from smtrain.data.tally import fingerprint
+from smtrain.data.tally import fingerprint, fingerprints
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
 from smtrain.errors import DataError
 
@@ -58,7 +59,7 @@ def export_blocks(source: Path, output: Path, seq_len: int) -> int:
     partial = output.with_name(f".{output.name}.partial")
     partial.mkdir(parents=True)
     batches = (
-        np.asarray(part.tokens[at * seq_len : min(at + _ROWS_PER_BATCH, count) * seq_len])
+        np.asarray(part.read(at * seq_len, min(at + _ROWS_PER_BATCH, count) * seq_len))
         for part, count in zip(parts, counts, strict=True)
         for at in range(0, count, _ROWS_PER_BATCH)
     )
@@ -111,6 +112,7 @@ def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int) -> 
         raise DataError(f"{output} holds a dataset already; give a new folder.")
     output.mkdir(parents=True, exist_ok=True)
     bin_path, idx_path = output / f"{PREFIX}.bin", output / f"{PREFIX}.idx"
+    (output / f"{PREFIX}{SUFFIX}").unlink(missing_ok=True)  # of an import that was killed
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
         lengths, documents = _copy_pair(IndexedDataset(prefix), bin_path, facts)
@@ -131,7 +133,7 @@ def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int) -> 
         eos_id=facts.eos_id, append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),
         seq_len=seq_len, dtype=facts.dtype.name, documents=len(documents) - 1, tokens=total,
         samples=(total - 1) // seq_len, text_column="", sources=rows,
-        files={path.name: fingerprint(path) for path in (bin_path, idx_path)},
+        files=fingerprints(output / PREFIX),
         bad_line_count=0, bad_lines=[], tokenized_by="imported",
     )  # fmt: skip
     whole = {"prefix": PREFIX, "documents": manifest.documents, "tokens": total, "samples": manifest.samples}
@@ -143,7 +145,7 @@ def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int) -> 
 def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], NDArray[Any]]:
     with target.open("wb") as out:
         for at in range(0, len(data.tokens), 1 << 22):
-            tokens = np.asarray(data.tokens[at : at + (1 << 22)])
+            tokens = np.asarray(data.read(at, min(at + (1 << 22), len(data.tokens))))
             _check_ids(data.bin_path, tokens, facts)
             out.write(np.ascontiguousarray(tokens, facts.dtype).data)
     return np.asarray(data.lengths), np.asarray(data.document_index)

@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from smtrain.data.checksums import Blocks, PairSums, index_checked, sums_beside
 from smtrain.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -171,24 +173,37 @@ class Index:
     document_index: NDArray[np.int64]
 
 
-def read_index(idx_path: Path) -> Index:
-    """An index in memory, by plain reads, which a FastFile channel needs; raises DataError where it is none."""
+def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
+    """An index in memory, by plain reads, which a FastFile channel needs; raises DataError where it is none.
+
+    With `sums` it is compared with its checksums.
+    """
     try:
-        with idx_path.open("rb") as file:
-            magic, version, code, count, documents = _HEADER.unpack(file.read(_HEADER.size))
-            columns = [np.fromfile(file, kind, n) for kind, n in (("<i4", count), ("<i8", count), ("<i8", documents))]
+        raw = np.fromfile(idx_path, np.uint8)
+        magic, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
     except (OSError, struct.error) as error:
         raise DataError(f"{idx_path} cannot be read ({error}); prepare the data again.") from error
-    if magic != MAGIC or version != 1 or code not in _DTYPES or [len(c) for c in columns] != [count, count, documents]:
+    index_checked(idx_path, raw, sums)
+    plain = _HEADER.size + 12 * count + 8 * documents
+    if magic != MAGIC or version != 1 or code not in _DTYPES or len(raw) not in (plain, plain + count):
         raise DataError(f"{idx_path} is not the whole index of a Megatron dataset; prepare the data again.")
-    return Index(_DTYPES[code], *columns)
+    return Index(_DTYPES[code], *_columns(raw, count, documents))
+
+
+def _columns(raw: NDArray[np.uint8], count: int, documents: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Lengths, offsets and document index of an index's bytes, as views."""
+    ends = np.cumsum([_HEADER.size, 4 * count, 8 * count, 8 * documents]).tolist()
+    lengths, offsets, starts = (
+        raw[a:b].view(k) for (a, b), k in zip(pairwise(ends), ("<i4", "<i8", "<i8"), strict=True)
+    )
+    return lengths, offsets, starts
 
 
 class IndexedDataset:
     """A pair `PREFIX.bin` / `PREFIX.idx`, memory-mapped; raises DataError where the two are not a whole pair.
 
-    `tokens` is the whole .bin (flat), `lengths` int32[n], `offsets` int64[n] in bytes, `document_index` int64[d],
-    `modes` int8[n] or None.
+    `tokens` is the whole .bin (flat) as it is, `read` a checked piece of it, `lengths` int32[n], `offsets`
+    int64[n] in bytes, `document_index` int64[d], `modes` int8[n] or None.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -209,14 +224,10 @@ class IndexedDataset:
         plain = _HEADER.size + 12 * count + 8 * documents
         if len(raw) not in (plain, plain + count):
             raise DataError(f"{self.idx_path} has {len(raw)} bytes instead of {plain}; it is cut short or damaged.")
-        at = _HEADER.size
-        self.lengths = raw[at : at + 4 * count].view("<i4")
-        at += 4 * count
-        self.offsets = raw[at : at + 8 * count].view("<i8")
-        at += 8 * count
-        self.document_index = raw[at : at + 8 * documents].view("<i8")
-        at += 8 * documents
-        self.modes = raw[at:].view("i1") if len(raw) > at else None
+        sums = sums_beside(prefix)
+        index_checked(self.idx_path, raw, sums)
+        self.lengths, self.offsets, self.document_index = _columns(raw, count, documents)
+        self.modes = raw[plain:].view("i1") if len(raw) > plain else None
         total = int(self.lengths.sum(dtype=np.int64))
         held = self.bin_path.stat().st_size
         if held != total * self.dtype.itemsize:
@@ -225,6 +236,18 @@ class IndexedDataset:
                 "prepare the data again."
             )
         self.tokens = _map(self.bin_path, self.dtype)
+        self._blocks = Blocks(self.bin_path, held, sums.block, sums.tokens) if sums else None
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Tokens `start` to `stop`, their blocks compared with the checksums beside the pair, where there are any.
+
+        Raises DataError for a block that is damaged.
+        """
+        if self._blocks is not None and start < stop:
+            size = self.dtype.itemsize
+            begin, length = self._blocks.around(start * size, (stop - start) * size)
+            self._blocks.check(begin, self.tokens.view(np.uint8)[begin : begin + length])
+        return self.tokens[start:stop]
 
     def __len__(self) -> int:
         """The number of sequences."""

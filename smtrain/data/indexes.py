@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from smtrain.data.checksums import SUFFIX
 from smtrain.data.indexed import IndexedDataset, write_index
+from smtrain.data.tally import fingerprints
 from smtrain.errors import DataError
+
+_CHUNK = 1 << 22
 
 
 def merge(prefixes: Sequence[Path], target: Path) -> int:
@@ -33,8 +36,8 @@ def merge(prefixes: Sequence[Path], target: Path) -> int:
     partial = _beside(target, ".bin")
     with partial.open("wb") as out:
         for part in parts:
-            with part.bin_path.open("rb") as source:
-                shutil.copyfileobj(source, out, 4 << 20)
+            for at in range(0, len(part.tokens), _CHUNK):
+                out.write(np.ascontiguousarray(part.read(at, min(at + _CHUNK, len(part.tokens)))).data)
     documents = np.concatenate(ends)
     write_index(_beside(target, ".idx"), parts[0].dtype, lengths, documents, modes)
     _finish(target)
@@ -61,8 +64,8 @@ def split(prefix: Path, target: Path, shares: Sequence[float]) -> list[Path]:
         part = target.with_name(f"{target.name}_{number}")
         start, stop = int(documents[first]), int(documents[last])
         with _beside(part, ".bin").open("wb") as out:
-            for at in range(int(tokens[start]), int(tokens[stop]), 1 << 22):
-                out.write(np.ascontiguousarray(data.tokens[at : min(at + (1 << 22), int(tokens[stop]))]).data)
+            for at in range(int(tokens[start]), int(tokens[stop]), _CHUNK):
+                out.write(np.ascontiguousarray(data.read(at, min(at + _CHUNK, int(tokens[stop])))).data)
         modes = None if data.modes is None else data.modes[start:stop]
         index = documents[first : last + 1] - start
         write_index(_beside(part, ".idx"), data.dtype, data.lengths[start:stop], index, modes)
@@ -77,5 +80,6 @@ def _beside(prefix: Path, end: str) -> Path:
 
 
 def _finish(prefix: Path) -> None:
-    for end in (".bin", ".idx"):  # the index last: without it there is no dataset
+    fingerprints(_beside(prefix, ""))
+    for end in (".bin", SUFFIX, ".idx"):  # the index last: without it there is no dataset
         _beside(prefix, end).replace(prefix.with_name(prefix.name + end))

@@ -14,25 +14,27 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from smtrain.data.checksums import Rolling
 from smtrain.errors import DataError
 
 NAME = "journal.json"
 
 
 class Appender:
-    """A file that only grows, with the SHA-256 of what it holds."""
+    """A file that only grows, with the SHA-256 of what it holds and the checksums of its blocks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO = path.open("wb", buffering=0)
         self._hash = hashlib.sha256()
+        self.sums = Rolling()
         self.bytes = 0
 
     @classmethod
     def restored(cls, path: Path, mark: dict[str, Any]) -> Appender | None:
         """The file as it was at `mark`; None where it is not."""
         made = cls.__new__(cls)
-        made.path, made._hash, made.bytes = path, hashlib.sha256(), mark["bytes"]
+        made.path, made._hash, made.sums, made.bytes = path, hashlib.sha256(), Rolling(), mark["bytes"]
         try:
             made._file = path.open("r+b", buffering=0)
         except OSError:
@@ -40,6 +42,7 @@ class Appender:
         left = made.bytes
         while left and (part := made._file.read(min(left, 1 << 20))):
             made._hash.update(part)
+            made.sums.add(part)
             left -= len(part)
         if left or made._hash.hexdigest() != mark["sha256"]:
             made._file.close()
@@ -51,6 +54,7 @@ class Appender:
         """Append all of it."""
         view = memoryview(data).cast("B")
         self._hash.update(view)
+        self.sums.add(view)
         self.bytes += len(view)
         while view:
             view = view[self._file.write(view) :]

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from smtrain.data.firstread import FirstRead
 from smtrain.data.manifest import Manifest
 from smtrain.data.order import Order
 from smtrain.errors import DataError
@@ -36,7 +37,9 @@ class TokenLoader:
     """Batches of one data-parallel rank out of the folder that `prepare` wrote.
 
     Raises DataError where the folder is no prepared dataset, is damaged, or was prepared for another seq_len or
-    vocabulary, or where `weights` are not one for each of its parts. `vocab_size` is the model's.
+    vocabulary, or where `weights` are not one for each of its parts. `vocab_size` is the model's. Every block of the
+    tokens is compared with its checksum when it is first read from. Data without checksums gets them: they are kept in
+    the folder `keep`, which goes with the run.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class TokenLoader:
         seed: int,
         vocab_size: int,
         weights: Sequence[float] | None = None,
+        keep: Path | None = None,
     ) -> None:
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
@@ -72,6 +76,7 @@ class TokenLoader:
         self._paths = [folder / f"{part['prefix']}.bin" for part in parts]
         for path, part in zip(self._paths, parts, strict=True):
             check_size(path, part["tokens"] * self._dtype.itemsize)
+        self._checks = FirstRead(folder, self.manifest, [part["prefix"] for part in parts], keep)
         # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
         self._free = [_Files(self._paths) for _ in range(READERS)]
         self._closing = threading.Event()
@@ -94,6 +99,7 @@ class TokenLoader:
             if consumed not in self._ahead:
                 self._ahead[consumed] = self._readers.submit(self._read, self.sample_ids(consumed))
         began = time.perf_counter()
+        self._checks.raise_damage()
         windows = self._ahead.pop(samples_consumed).result()
         self.waited += time.perf_counter() - began
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
@@ -106,6 +112,7 @@ class TokenLoader:
     def close(self) -> None:
         """End the read-ahead and close the files."""
         self._closing.set()
+        self._checks.close()
         self._readers.shutdown(cancel_futures=True)
         if self._warmer.is_alive():
             self._warmer.join()
@@ -137,13 +144,7 @@ class TokenLoader:
         windows = np.empty((len(samples), self.seq_len + 1), np.int64)
         length = (self.seq_len + 1) * self._dtype.itemsize
         for row, (part, sample) in enumerate(samples):
-            path = self._paths[part]
-            try:
-                raw = os.pread(files[part], length, sample * self.seq_len * self._dtype.itemsize)
-            except OSError as error:
-                raise DataError(f"{path} cannot be read ({error.strerror}); check the channel.") from error
-            if len(raw) != length:
-                raise DataError(f"{path} became shorter while it was read; prepare the data again.")
+            raw = self._checks.read(part, files[part], sample * self.seq_len * self._dtype.itemsize, length)
             windows[row] = np.frombuffer(raw, self._dtype)
         return torch.from_numpy(windows)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.data.checksums import SUFFIX
 from smtrain.errors import DataError
 
 FORMAT_VERSION = 1
@@ -49,6 +50,11 @@ class Manifest:
     objective: str = "pretrain"
     tokenized_by: str = ""
     format_version: int = FORMAT_VERSION
+
+    @property
+    def content(self) -> dict[str, dict[str, Any]]:
+        """What the tokens are: `files` without those that follow from the others, which older data has not."""
+        return {name: about for name, about in self.files.items() if not name.endswith(SUFFIX)}
 
     def check_objective(self, folder: Path, objective: str) -> None:
         """Raises DataError where the dataset was prepared for another objective."""

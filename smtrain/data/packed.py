@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from smtrain.data.checksums import sums_beside
+from smtrain.data.firstread import FirstRead
 from smtrain.data.indexed import read_index
 from smtrain.data.loader import TokenLoader, check_fits, check_size
 from smtrain.data.manifest import MASK, PREFIX, Manifest
@@ -35,7 +37,7 @@ class PackedLoader:
 
     def __init__(
         self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
-        vocab_size: int,
+        vocab_size: int, keep: Path | None = None,
     ) -> None:  # fmt: skip
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
@@ -47,7 +49,8 @@ class PackedLoader:
         self._first = dp_rank * self._share
         self._dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         self._padding = self.manifest.eos_id or 0
-        index = read_index(folder / f"{PREFIX}.idx")
+        self._checks = FirstRead(folder, self.manifest, [PREFIX, MASK], keep)
+        index = read_index(folder / f"{PREFIX}.idx", self._checks.sums[0])
         self._lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
         if len(self._lengths) != self.manifest.samples or (self._lengths < 2).any():
             raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
@@ -67,6 +70,7 @@ class PackedLoader:
         part of an answer are -100. What is left of a row is padding, a segment of its own without labels.
         """
         began = time.perf_counter()
+        self._checks.raise_damage()
         if self._ahead is None or self._ahead[0] != samples_consumed:
             self._ahead = samples_consumed, self._reader.submit(self._read, samples_consumed)
         found = self._ahead[1].result()
@@ -77,6 +81,7 @@ class PackedLoader:
 
     def close(self) -> None:
         """End the read-ahead and close the files."""
+        self._checks.close()
         self._reader.shutdown(cancel_futures=True)
         for file in self._files:
             os.close(file)
@@ -104,13 +109,7 @@ class PackedLoader:
         return tokens, self._array(1, start, length, np.dtype("u1"))
 
     def _array(self, file: int, start: int, length: int, dtype: np.dtype) -> NDArray[Any]:
-        wanted = length * dtype.itemsize
-        try:
-            raw = os.pread(self._files[file], wanted, start * dtype.itemsize)
-        except OSError as error:
-            raise DataError(f"{self._paths[file]} cannot be read ({error.strerror}); check the channel.") from error
-        if len(raw) != wanted:
-            raise DataError(f"{self._paths[file]} became shorter while it was read; prepare the data again.")
+        raw = self._checks.read(file, self._files[file], start * dtype.itemsize, length * dtype.itemsize)
         return np.frombuffer(raw, dtype)
 
 
@@ -124,7 +123,7 @@ class WithinDocuments:
         self._loader = loader
         self._starts = []
         for part in loader.manifest.parts:
-            index = read_index(folder / f"{part['prefix']}.idx")
+            index = read_index(folder / f"{part['prefix']}.idx", sums_beside(folder / part["prefix"]))
             # a document may be several sequences, or none, whose beginning is then that of the next or the very end
             firsts = index.document_index[:-1]
             self._starts.append(index.offsets[firsts[firsts < len(index.offsets)]] // index.dtype.itemsize)

@@ -32,7 +32,7 @@ from smtrain.data.progress import Progress, console
 from smtrain.data.records import record_blocks
 from smtrain.data.samples import LONG, NO_ANSWER, Maker, Piece
 from smtrain.data.sources import SourceFile, find_files
-from smtrain.data.tally import Bad, fingerprint
+from smtrain.data.tally import Bad, fingerprints
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
 from smtrain.errors import DataError
 
@@ -95,11 +95,12 @@ def prepare_sft(
             raise DataError(
                 f"{', '.join(map(str, inputs))} gives no sample; {dict(found.told) or 'the files are empty'}."
             )
-        manifest = found.manifest(facts, seq_len, files, {k: fingerprint(path) for k, path in partial.items()})
+        written = fingerprints(journal.folder / PREFIX) | fingerprints(journal.folder / MASK)
+        manifest = found.manifest(facts, seq_len, files, written)
         # from here on a few renames: without its manifest the folder is no dataset, so a mixture is never read
         (output / NAME).unlink(missing_ok=True)
-        for name, path in partial.items():
-            path.replace(output / name)
+        for name in written:
+            (journal.folder / name).replace(output / name)
         manifest.save(output)
         return manifest
     finally:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smtrain.data.checksums import SUFFIX, Rolling, write_sums
 from smtrain.data.cleaning import Seen
 from smtrain.data.indexed import index_of_documents
 from smtrain.data.journal import Appender
@@ -73,14 +74,14 @@ class Part:
         return {"documents": self.documents, "tokens": self.tokens, "files": files}
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Write the index; name, size and hash of the files of the data set."""
+        """Write the index and the checksums; name, size and hash of the files of the data set."""
         for file in self._files.values():
             file.close(flush=True)
         index_of_documents(self._path(".lengths"), self._path(".idx"), self.dtype)
-        return {
-            f"{self.prefix}.bin": self._files[".bin"].mark(),
-            f"{self.prefix}.idx": fingerprint(self._path(".idx")),
-        }
+        tokens, index = self._files[".bin"], Rolling()
+        about = {f"{self.prefix}.bin": tokens.mark(), f"{self.prefix}.idx": fingerprint(self._path(".idx"), index)}
+        write_sums(self._path(SUFFIX), tokens.sums, index)
+        return about | {f"{self.prefix}{SUFFIX}": fingerprint(self._path(SUFFIX))}
 
     def close(self) -> None:
         for file in self._files.values():
@@ -213,10 +214,21 @@ class Tally:
             self._hashes.close()
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file."""
+def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of a pair that is written, and of the checksums of its blocks, which are written here."""
+    tokens, index = Rolling(), Rolling()
+    bin_path, idx_path, sums_path = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx", SUFFIX))
+    about = {bin_path.name: fingerprint(bin_path, tokens), idx_path.name: fingerprint(idx_path, index)}
+    write_sums(sums_path, tokens, index)
+    return about | {sums_path.name: fingerprint(sums_path)}
+
+
+def fingerprint(path: Path, sums: Rolling | None = None) -> dict[str, Any]:
+    """Size and SHA-256 of a file, which `sums` is told of too."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             found.update(block)
+            if sums is not None:
+                sums.add(block)
     return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}

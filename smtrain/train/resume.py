@@ -51,7 +51,7 @@ def position(config: JobConfig, manifest: Manifest, samples: int) -> dict[str, A
         "samples": samples,
         "seq_len": config.train.seq_len,
         "seed": config.train.seed,
-        "data": digest(manifest.files),
+        "data": digest(manifest.content),
         "weights": config.data.weights,
     }
 

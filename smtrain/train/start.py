@@ -9,6 +9,7 @@ from typing import Any
 from smtrain.checkpoint.open import open_weights
 from smtrain.config import JobConfig
 from smtrain.container import Container
+from smtrain.data import firstread
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
 from smtrain.data.packed import PackedLoader, WithinDocuments
@@ -45,7 +46,8 @@ def start(config: JobConfig, container: Container) -> None:
     if config.model.init == "weights" and resumed_from is None:
         weights = open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
     engine = build(config, described, weights)
-    loader = _loader(config, data, engine, ModelShape.from_config(described).vocab)
+    vocabulary = ModelShape.from_config(described).vocab
+    loader = _loader(config, data, engine, vocabulary, container.checkpoint_dir / firstread.KEPT)
     if tracing():
         trace(config, engine, loader, stall)
         engine.close()
@@ -79,11 +81,11 @@ def start(config: JobConfig, container: Container) -> None:
     stall.close()
 
 
-def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> Loader:
+def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int, keep: Path) -> Loader:
     options = config.train
     common: dict[str, Any] = {
         "seq_len": options.seq_len, "global_batch_size": options.global_batch_size, "dp_rank": engine.dp_rank,
-        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size,
+        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size, "keep": keep,
     }  # fmt: skip
     if options.objective == "sft":
         return PackedLoader(data, **common)

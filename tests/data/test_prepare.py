@@ -72,7 +72,12 @@ def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokeni
     assert manifest.samples == (len(data.tokens) - 1) // 32
     assert [(s["name"], s["documents"]) for s in manifest.sources] == [("a.jsonl", 200), ("b.txt", 1)]
     assert (seen[-1].done_bytes, seen[-1].tokens) == (seen[-1].total_bytes, manifest.tokens)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["manifest.json", "tokens.bin", "tokens.idx"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "tokens.bin",
+        "tokens.idx",
+        "tokens.sums",
+    ]
 
 
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(
@@ -342,7 +347,7 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, toke
 
     undisturbed = run(tmp_path / "undisturbed", None)
     wanted = {p.name: p.read_bytes() for p in (tmp_path / "undisturbed").iterdir()}
-    assert set(wanted) == {f"tokens_{i}.{end}" for i in range(3) for end in ("bin", "idx")} | {"manifest.json"}
+    assert set(wanted) == {f"tokens_{i}.{end}" for i in range(3) for end in ("bin", "idx", "sums")} | {"manifest.json"}
     out, went_on = tmp_path / "out", 0
     for _ in range(kills):
         told = run(out, draw.randrange(len(undisturbed)))

@@ -60,7 +60,8 @@ def test_samples_lie_beside_what_is_learned_of_them(tmp_path: Path, folders: dic
     ]
     assert manifest == Manifest.load(tmp_path / "out")
     assert (manifest.objective, manifest.samples, manifest.documents) == ("sft", 2, 2)
-    assert sorted(manifest.files) == ["tokens.bin", "tokens.idx", "tokens_mask.bin", "tokens_mask.idx"]
+    names = [f"{name}{end}" for name in ("tokens", "tokens_mask") for end in (".bin", ".idx", ".sums")]
+    assert sorted(manifest.files) == names
     assert IndexedDataset(tmp_path / "out/tokens_mask").dtype == np.uint8
 
 
