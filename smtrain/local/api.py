@@ -16,7 +16,7 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 
-from smtrain.local import pools
+from smtrain.local import pools, room
 from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.executor import Executor, arn_of
 from smtrain.local.jobs import ENDED, Job
@@ -42,7 +42,13 @@ def install(executor: Executor) -> None:
             raise AWSValidationException(report.generate_report())
         if fault := fault_of(request):
             raise AWSValidationException(fault)
-        job = executor.submit(request)
+        try:
+            job = executor.submit(request)
+        except OSError as error:
+            told = room.sentence(error, executor.state)
+            if told is None:
+                raise
+            raise AWSValidationException(told) from None
         if job is None:
             raise ResourceInUseException(
                 "Training job names must be unique within an AWS account and region, "
@@ -85,7 +91,7 @@ def install(executor: Executor) -> None:
                     job.request[key] = {**job.request.get(key, {}), **given[key]}
             if "ProfilerRuleConfigurations" in given:
                 job.request["ProfilerRuleConfigurations"] = given["ProfilerRuleConfigurations"]
-            job.save()
+            job.record()
         return ActionResult({"TrainingJobArn": job.arn})
 
     def delete_training_job(self: Any) -> ActionResult:
@@ -104,7 +110,7 @@ def install(executor: Executor) -> None:
             result = method(self)
             for job in list(executor.jobs.values()):
                 if job.arn == self._get_param("ResourceArn"):
-                    job.save()
+                    job.record()
             return result
 
         return run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smtrain.local import artifacts, channels
 from smtrain.local.channels import Channel, InputError
-from smtrain.local.hosts import Event, Host
+from smtrain.local.hosts import OBEYS_WITHIN, Event, Host
 from smtrain.local.jobs import Job, hosts_of
 from smtrain.local.sync import CheckpointSync
 
@@ -151,8 +151,10 @@ class Attempt:
             event = self.events.get()
             if event is None:
                 continue
+            if event.kind == "disk":
+                raise event.value
             if event.kind == "exit":
-                raise RuntimeError(f"the supervisor of {event.host.name} ended before the job began")
+                raise RuntimeError(event.host.lost or f"the supervisor of {event.host.name} ended too early")
             waiting.discard(event.host)
             if refusal := event.value["refusal"]:
                 event.host.log.write(
@@ -182,6 +184,13 @@ class Attempt:
         running = set(self.hosts)
         end: End | None = None
         failed: Host | None = None
+        killed = False
+
+        def kill() -> None:
+            nonlocal killed, deadline
+            self._each(Host.force if killed else Host.kill)
+            killed, deadline = True, time.monotonic() + OBEYS_WITHIN
+
         while running:
             with contextlib.suppress(queue.Empty):
                 event = self.events.get(timeout=max(0.0, min(deadline - time.monotonic(), 3600)))
@@ -190,22 +199,26 @@ class Attempt:
                     if event.value != 0 and end is None:
                         failed = event.host
                         end = End("Failed")
-                        self._each(Host.kill)
-            if not running or failed is not None or end is FAULT:
-                continue
+                        kill()
+                elif event is not None and event.kind == "disk" and end is None:
+                    end = End("Failed", None, self.executor.fault_of(event.value))
+                    kill()
+            if not running:
+                break
             if end is not None:
                 if time.monotonic() >= deadline:
-                    self._each(Host.kill)
-                    deadline = time.monotonic() + 3600
+                    kill()
             elif self._lost is FAULT:
                 end = FAULT
-                self._each(Host.kill)
+                kill()
             elif self.stopping.is_set() or self._lost or time.monotonic() >= deadline:
                 end = End("Stopped") if self.stopping.is_set() else self._lost or late
                 if end is SPOT:
                     self.move("Interrupted")
                 self._each(Host.terminate)
                 deadline = time.monotonic() + self.executor.grace
+        if failed is not None and failed.lost:
+            return End("Failed", None, f"InternalServerError: {failed.lost}")
         if failed is not None:
             tail = f", exit code: {failed.exit_code}"
             return End("Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import os
@@ -46,6 +47,17 @@ class Blob:
         self._handle.close()
 
 
+@contextlib.contextmanager
+def _whole_or_gone(beside: Path, path: Path) -> Iterator[None]:
+    """Rename what was written beside; a file that could not be written whole leaves the disk at once."""
+    try:
+        yield
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
 class BlobFolder:
     """The files of all object bodies. A file that no record names is removed at the next start."""
 
@@ -62,24 +74,22 @@ class BlobFolder:
         beside = path.with_suffix(".part")
         digest = hashlib.md5(usedforsecurity=False)
         # No fsync: what must survive is a kill of the server, not a loss of power, and every PUT would wait for it.
-        with open(beside, "wb", buffering=0) as handle:
+        with _whole_or_gone(beside, path), open(beside, "wb", buffering=0) as handle:
             for chunk in chunks:
                 view = memoryview(chunk)
                 digest.update(view)
                 while view:
                     view = view[handle.write(view) :]
-        os.replace(beside, path)
         return path, digest.hexdigest()
 
     def join(self, parts: list[Path]) -> Path:
         """Store the concatenation of files."""
         path = self._new()
         beside = path.with_suffix(".part")
-        with open(beside, "wb") as handle:
+        with _whole_or_gone(beside, path), open(beside, "wb") as handle:
             for part in parts:
                 with open(part, "rb") as source:
                     shutil.copyfileobj(source, handle, 1 << 20)
-        os.replace(beside, path)
         return path
 
     def link(self, source: Path) -> Path:

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain.disk import disk_sentence
 from smtrain.errors import LocalError
 from smtrain.home import home as default_home
+from smtrain.local.room import probe
 
 if TYPE_CHECKING:
     import boto3
@@ -158,13 +160,14 @@ def ensure_running(home: Path | None = None) -> Endpoint:
     try:
         state.mkdir(parents=True, exist_ok=True)
         state.chmod(0o700)
+        with _exclusively(state / "start.lock"):
+            return running(folder) or _start(folder)
     except OSError as error:
+        told = disk_sentence(error, state) or error.strerror
         raise LocalError(
-            f"the local control plane cannot keep its state in {state} ({error.strerror}); "
+            f"the local control plane cannot keep its state in {state} ({told}); "
             "set SMTRAIN_HOME to a folder you can write"
         ) from None
-    with _exclusively(state / "start.lock"):
-        return running(folder) or _start(folder)
 
 
 def _start(home: Path) -> Endpoint:
@@ -189,17 +192,26 @@ def _start(home: Path) -> Endpoint:
         endpoint = running(home)
         if endpoint and endpoint.pid == process.pid:
             _forget(process)
+            for line in _said(log_path, started):
+                if line.startswith("warning: "):
+                    print(f"smtrain: {line}", file=sys.stderr)
             return endpoint
         if process.poll() is not None:
             break
         time.sleep(0.05)
     process.kill()
     process.wait()
-    with open(log_path, errors="replace") as log_text:
-        log_text.seek(started)
-        lines = [line.strip() for line in log_text if line.strip()]
+    probe(state)
+    lines = _said(log_path, started)
     last = lines[-1] if lines else f"no answer within {START_SECONDS:.0f} s"
     raise LocalError(f"the local control plane did not start (see {log_path}): {last}")
+
+
+def _said(log_path: Path, position: int) -> list[str]:
+    """The lines of the server's log from a position on."""
+    with open(log_path, errors="replace") as log:
+        log.seek(position)
+        return [line.strip() for line in log if line.strip()]
 
 
 def _forget(process: subprocess.Popen[bytes]) -> None:

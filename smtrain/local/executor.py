@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 
 from botocore.config import Config
 
-from smtrain.local import pools
+from smtrain.local import pools, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
 from smtrain.local.endpoint import ACCOUNT, REGION, Endpoint, state_folder
@@ -21,6 +22,7 @@ from smtrain.local.logstream import replay
 from smtrain.local.quotas import Quotas
 from smtrain.local.streams import forget
 
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError)
 RESTARTED = "InternalServerError: the local control plane was restarted while the job ran"
 
 
@@ -29,7 +31,8 @@ class Executor:
 
     def __init__(self, endpoint: Endpoint, grace: float, namespaces: bool) -> None:
         self.endpoint, self.grace, self.namespaces = endpoint, grace, namespaces
-        self.folder = state_folder(endpoint.home) / "jobs"
+        self.state = state_folder(endpoint.home)
+        self.folder = self.state / "jobs"
         self.folder.mkdir(exist_ok=True)
         self.jobs: dict[str, Job] = {}
         ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
@@ -39,20 +42,35 @@ class Executor:
         self._ports: set[int] = set()
         self._lock = threading.Lock()
 
+    def fault_of(self, error: Exception, what: str = "") -> str:
+        """FailureReason of a job that an error of this machine ended."""
+        if told := room.sentence(error, self.state):
+            return f"ClientError: {what}{told}"
+        return f"{'ClientError' if what else 'InternalServerError'}: {what}{error}"
+
     def restore(self) -> None:
-        """Bring back jobs and logs from disk; what ran when the server ended has failed."""
+        """Bring back jobs and logs from disk; what ran when the server ended has failed, and runs no more."""
+        processes.end_all(self.folder, below=True)
         for path in sorted(self.folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime):
-            job = Job.load(path.parent)
-            replay(job)
+            shutil.rmtree(path.parent / "hosts", ignore_errors=True)
+            try:
+                job = Job.load(path.parent)
+                replay(job)
+            except DAMAGED as error:
+                aside = path.with_name("job.json.damaged")
+                with contextlib.suppress(OSError):
+                    path.rename(aside)
+                print(f"warning: {path} is damaged ({error!r}); set aside as {aside.name}", flush=True)
+                forget(path.parent.name)
+                continue
             if not job.ended:
                 job.finish("Failed", reason=RESTARTED)
-            shutil.rmtree(job.folder / "hosts", ignore_errors=True)
             self.jobs[job.name] = job
 
     def submit(self, request: dict[str, Any], life: Callable[[Job], Any] | None = None) -> Job | None:
         """Start a job; None when its name is taken. `life` makes the thread that runs it, if it is no ordinary one.
 
-        Raises `quotas.LimitExceededError` where a quota would be passed.
+        Raises `quotas.LimitExceededError` where a quota would be passed, OSError where the disk takes nothing more.
         """
         name = request["TrainingJobName"]
         with self._lock:
@@ -62,11 +80,17 @@ class Executor:
             pool = None if life else pools.matching(request, self.jobs.values())
             if life is None:
                 self.quotas.check(request, [job for job in self.jobs.values() if job is not pool])
+            self._save_late()
+            room.probe(self.state)
             job = Job(request, arn_of(name), self.folder / name)
-            job.folder.mkdir(exist_ok=True)
-            if pool:
-                pools.reuse(pool, job)
-            job.save()
+            try:
+                job.folder.mkdir(exist_ok=True)
+                job.save()
+                if pool:
+                    pools.reuse(pool, job)
+            except OSError:
+                shutil.rmtree(job.folder, ignore_errors=True)
+                raise
             self.jobs[name] = job
             run = self._runs[name] = life(job) if life else JobRun(self, job, warm=pool is not None)
         run.start()
@@ -98,16 +122,24 @@ class Executor:
         """Forget an ended job and its logs; False while it runs."""
         if not job.ended or job.name in self._runs:
             return False
+        (job.folder / "job.json").unlink(missing_ok=True)  # first: what is left without it is no job
         del self.jobs[job.name]
         forget(job.name)
-        shutil.rmtree(job.folder)
+        shutil.rmtree(job.folder, ignore_errors=True)
         return True
 
     def busy(self) -> bool:
         return bool(self._runs)
 
     def done(self, job: Job) -> None:
+        """A job's thread ends: nothing of the job runs any more."""
         self._runs.pop(job.name, None)
+        self._save_late()
+
+    def _save_late(self) -> None:
+        """Write down what the disk did not take before."""
+        for job in [job for job in self.jobs.values() if job.unsaved]:
+            job.record()
 
     def take_port(self) -> int:
         """A free port that no running job has been given."""

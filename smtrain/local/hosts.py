@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from smtrain.local import pools
+from smtrain.local import pools, processes
 from smtrain.local.channels import Channel, describe_inputs
 from smtrain.local.endpoint import REGION, Endpoint, server_environment
 from smtrain.local.faults import OWN_CLIENT
@@ -24,12 +25,14 @@ from smtrain.local.jobs import Job, hosts_of
 from smtrain.local.logstream import HostLog
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+OBEYS_WITHIN = 10.0  # seconds until a supervisor that does not do as told is ended with all it runs
 FOLDERS = ("input/config", "input/data", "model", "output/data", "output/intermediate", "checkpoints", "code", ".tmp")
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a host: `ready` with the supervisor's report, or `exit` with a code."""
+    """Something that happened to a host: `ready` with the supervisor's report, `exit` with a code, `disk` with the
+    error of a log that the disk takes no more of."""
 
     host: Host
     kind: str
@@ -46,8 +49,11 @@ class Host:
         self.names = [name for name, _, _ in everyone]
         self.folder = job.folder / "hosts" / self.name
         self.ml = self.folder / "ml"
-        self.log = HostLog(job, f"{self.name}-{int(time.time())}")
+        name = f"{self.name}-{int(time.time())}"
+        self.log = HostLog(job, name, lambda error: self.events.put(Event(self, "disk", error)))
         self.exit_code: int | None = None
+        self.lost: str | None = None
+        """Why the host ended without an exit of its script."""
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
 
@@ -106,7 +112,7 @@ class Host:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "smtrain.local.sandbox", str(spec_path), str(status_end)],
                 cwd=PACKAGE_PARENT,
-                env=server_environment(),
+                env={**server_environment(), processes.MARK: str(self.folder)},
                 stdin=subprocess.PIPE,
                 stdout=output_end,
                 pass_fds=[status_end],
@@ -138,6 +144,7 @@ class Host:
             "TRAINING_JOB_ARN": self.job.arn,
             "AWS_REGION": REGION,
             "SMTRAIN_MASTER_PORT": str(port),
+            processes.MARK: str(self.folder),
         }
 
     def _fastfile(self, channel: Channel) -> dict[str, Any]:
@@ -155,7 +162,7 @@ class Host:
         }
 
     def _follow(self, descriptor: int) -> None:
-        """Turn the supervisor's status lines into events; its end without a word is exit 137, as for a killed one."""
+        """Turn the supervisor's status lines into events. One that ends without a word was killed: exit 137."""
         with os.fdopen(descriptor) as lines:
             for line in lines:
                 message = json.loads(line)
@@ -164,8 +171,12 @@ class Host:
                 else:
                     self.exit_code = message["exit"]
         assert self._process is not None
-        self._process.wait()
-        self.exit_code = 137 if self.exit_code is None else self.exit_code
+        ended = self._process.wait()
+        if self.exit_code is None:
+            self.exit_code = 137
+            how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
+            self.lost = f"the process that ran host {self.name} ended with {how}; all that it had started was ended"
+        processes.end_all(self.folder)
         self.events.put(Event(self, "exit", self.exit_code))
 
     def go(self) -> None:
@@ -179,6 +190,12 @@ class Host:
         """SIGKILL to everything the host runs."""
         self._tell(b"kill\n")
 
+    def force(self) -> None:
+        """End a host whose supervisor does not do what it is told (it was stopped, or its disk hangs)."""
+        if self._process:
+            self._process.kill()
+        processes.end_all(self.folder)
+
     def _tell(self, command: bytes) -> None:
         if self._process and self._process.stdin:
             with contextlib.suppress(BrokenPipeError, ValueError):
@@ -190,7 +207,10 @@ class Host:
         if self._process and self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(OBEYS_WITHIN)
+            except subprocess.TimeoutExpired:
+                self.force()
         for thread in self._threads:
             thread.join()
 

@@ -42,7 +42,7 @@ class JobRun(threading.Thread):
             end = End("Failed", None, f"ClientError: {fault}")
         except Exception as error:
             traceback.print_exc()
-            end = End("Failed", None, f"InternalServerError: {error}")
+            end = End("Failed", None, self.executor.fault_of(error))
         finally:
             self.attempt.end_processes()
         try:
@@ -127,8 +127,11 @@ class JobRun(threading.Thread):
                 self.attempt.upload(self.job.folder / "hosts")
             except Exception as error:
                 traceback.print_exc()
-                end = End("Failed", None, end.reason or f"ClientError: Artifact upload failed: {error}")
-            self._keep_warm(end)
+                end = End("Failed", None, end.reason or self.executor.fault_of(error, "Artifact upload failed: "))
+            try:
+                self._keep_warm(end)
+            except OSError:
+                traceback.print_exc()  # a pool without its cache is a fresh machine
         self.job.finish(*end)
 
     def _keep_warm(self, end: End) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from smtrain.local import room
 from smtrain.local.files import write_atomically
 
 ENDED = ("Completed", "Failed", "Stopped")
@@ -32,7 +33,8 @@ MESSAGES = {
 
 
 class Job:
-    """A job's record. Times are seconds since the epoch; every change is on disk before the method returns."""
+    """A job's record. Times are seconds since the epoch; every change is on disk before the method returns,
+    or later on a disk that takes nothing (`unsaved`)."""
 
     def __init__(self, request: dict[str, Any], arn: str, folder: Path, state: dict[str, Any] | None = None) -> None:
         self.request, self.arn, self.folder = request, arn, folder
@@ -57,6 +59,8 @@ class Job:
         }
         # A record of an older release lacks what came later.
         self.state: dict[str, Any] = {**fresh, **(state or {})}
+        self.unsaved = False
+        """Something has changed that is not on the disk yet."""
 
     @property
     def name(self) -> str:
@@ -75,15 +79,29 @@ class Job:
         return {**self.describe(), "Tags": self.tags}
 
     def save(self) -> None:
+        """Write the record. Raises OSError where the disk takes nothing."""
         with self.lock:
+            self.unsaved = True
             kept = {"request": self.request, "arn": self.arn, "tags": self.tags, "state": self.state}
-            write_atomically(self.folder / "job.json", json.dumps(kept, indent=1))
+            text = json.dumps(kept, indent=1)
+            room.insist(lambda: write_atomically(self.folder / "job.json", text))
+            self.unsaved = False
+
+    def record(self) -> None:
+        """Write the record, or leave it to the next change: what has happened is true whatever the disk takes."""
+        try:
+            self.save()
+        except OSError as error:
+            print(f"warning: {self.folder / 'job.json'} could not be written: {error}", flush=True)
 
     @staticmethod
     def load(folder: Path) -> Job:
+        """Raises ValueError, KeyError, TypeError, AttributeError or IndexError for a damaged record."""
         kept = json.loads((folder / "job.json").read_text())
         job = Job(kept["request"], kept["arn"], folder, kept["state"])
         job.tags = kept["tags"]
+        if job.name != folder.name or not hosts_of(job.request) or not job.summary():
+            raise ValueError("it is the record of another job")
         return job
 
     def move(self, secondary: str, status: str | None = None) -> None:
@@ -98,7 +116,7 @@ class Job:
                 self.state["training_start"] = self.state["training_start"] or now
             elif secondary in ("Interrupted", "Restarting"):
                 self._end_attempt(now)
-            self.save()
+            self.record()
 
     def _end_attempt(self, now: float) -> None:
         if self.state["attempt_start"] is not None:
@@ -145,12 +163,12 @@ class Job:
             transition["EndTime"] = transition["StartTime"]
             if reason:
                 transition["StatusMessage"] = self.state["failure_reason"]
-            self.save()
+            self.record()
 
     def set_artifacts(self, uri: str) -> None:
         with self.lock:
             self.state["artifacts"] = uri
-            self.save()
+            self.record()
 
     def record_metric(self, name: str, value: float, at: float) -> None:
         """Only in memory until the next transition: a metric line must not cost a file write."""

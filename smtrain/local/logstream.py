@@ -8,8 +8,8 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from moto.cloudwatch.models import cloudwatch_backends
 
@@ -17,17 +17,21 @@ from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.jobs import Job
 from smtrain.local.streams import stream_of
 
+LATEST = 1 << 43  # ms; year 2248: a time stamp behind it is no time
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 
 class HostLog:
     """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms, line] pairs."""
 
-    def __init__(self, job: Job, name: str) -> None:
+    def __init__(self, job: Job, name: str, lost: Callable[[OSError], None]) -> None:
+        """`lost` is told once when the file takes no more; the lines are kept in memory and tried with every write."""
         self.job, self.name = job, name
         folder = job.folder / "logs"
         folder.mkdir(exist_ok=True)
-        self._file: IO[str] = open(folder / f"{name}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        self._file = os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._unwritten = bytearray()
+        self._lost: Callable[[OSError], None] | None = lost
         self._stream = stream_of(f"{job.name}/{name}")
         definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
         self._metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
@@ -39,14 +43,27 @@ class HostLog:
         """Append lines, all of this moment. Timestamps never go back, so that readers see the order written."""
         with self._lock:
             self._clock = max(self._clock, int(time.time() * 1000))
-            self._file.writelines(json.dumps([self._clock, line]) + "\n" for line in lines)
-            self._file.flush()
+            self._unwritten += "".join(json.dumps([self._clock, line]) + "\n" for line in lines).encode()
+            self._keep()
             self._stream.append([(self._clock, line) for line in lines])
             _scan(self.job, self._metrics, self._clock, lines)
             self.last_line = next((line.strip() for line in reversed(lines) if line.strip()), self.last_line)
 
+    def _keep(self) -> None:
+        """Write what is not on the disk yet; what it does not take goes on from the same byte later."""
+        try:
+            while self._unwritten:
+                del self._unwritten[: os.write(self._file, self._unwritten)]
+        except OSError as error:
+            if lost := self._lost:
+                self._lost = None
+                lost(error)
+
     def pump(self, descriptor: int) -> None:
-        """Copy everything that arrives until its last writer is gone. Lines are never cut, however long."""
+        """Copy everything that arrives until its last writer is gone. Lines are never cut, however long.
+
+        Whatever becomes of the disk, the pipe is read on: its writers would stand still for ever.
+        """
         pieces: list[bytes] = []
         while chunk := os.read(descriptor, 1 << 16):
             head, newline, rest = chunk.rpartition(b"\n")
@@ -61,7 +78,11 @@ class HostLog:
         os.close(descriptor)
 
     def close(self) -> None:
-        self._file.close()
+        """What the disk does not take by now is in memory alone."""
+        with self._lock:
+            self._keep()
+            os.close(self._file)
+            self._unwritten.clear()
 
 
 def replay(job: Job) -> None:
@@ -76,13 +97,19 @@ def replay(job: Job) -> None:
 
 
 def _batches(path: Path) -> list[tuple[int, list[str]]]:
+    """(ms, lines) of a file; a line that is not of ours is left out, and said with its number."""
     batches: list[tuple[int, list[str]]] = []
-    with open(path, encoding="utf-8") as lines:
-        for text in lines:
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for number, text in enumerate(lines, 1):
             try:
                 stamp, line = json.loads(text)
-            except ValueError:  # the last line of a server that was killed while it wrote
+                if not (isinstance(stamp, int) and isinstance(line, str) and 0 <= stamp < LATEST):
+                    raise ValueError
+            except (ValueError, TypeError, RecursionError):
+                if text.endswith("\n"):  # else: the last line of a server that was killed while it wrote
+                    print(f"warning: line {number} of {path} is damaged; it is left out", flush=True)
                 continue
+            stamp = max(stamp, batches[-1][0] if batches else 0)  # readers rely on it
             if not batches or batches[-1][0] != stamp:
                 batches.append((stamp, []))
             batches[-1][1].append(line)

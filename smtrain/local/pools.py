@@ -31,7 +31,7 @@ def keep(job: Job) -> None:
         return
     with job.lock:
         job.state["pool"] = {"since": time.time(), "seconds": seconds, "until": time.time() + seconds}
-        job.save()
+        job.record()
 
 
 def keep_alive(request: dict[str, Any]) -> int:
@@ -50,7 +50,7 @@ def reuse(pool: Job, job: Job) -> None:
     """Hand a pool over: its job says by whom it was reused, its cache becomes the new job's."""
     with pool.lock:
         pool.state["pool"].update(ended=time.time(), reused_by=job.name)
-        pool.save()
+        pool.record()
     if (pool.folder / "pool").is_dir():
         shutil.move(pool.folder / "pool", job.folder / "pool")
 
@@ -59,7 +59,7 @@ def release(job: Job) -> None:
     """End a pool now."""
     with job.lock:
         job.state["pool"]["until"] = time.time()
-        job.save()
+        job.record()
     sweep([job])
 
 
@@ -67,7 +67,7 @@ def prolong(job: Job, seconds: int) -> None:
     """Keep an available pool until so long after it began."""
     with job.lock:
         job.state["pool"].update(seconds=seconds, until=job.state["pool"]["since"] + seconds)
-        job.save()
+        job.record()
 
 
 def sweep(jobs: Iterable[Job]) -> None:

@@ -119,7 +119,8 @@ class Supervisor:
             # After the file system daemons are up: the next child, the leader, becomes process 1.
             with contextlib.suppress(OSError):
                 _libc("unshare", CLONE_NEWPID)
-        elif LINUX:
+        if LINUX:
+            # Where there is no PID namespace, what the leader leaves behind becomes our child and is ended.
             _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
         try:
@@ -224,7 +225,7 @@ class Supervisor:
 
     def _end_rest(self) -> None:
         """Kill what the leader left behind. In a PID namespace the kernel has done it."""
-        if self.leader and not self.isolated:
+        if self.leader:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.leader, signal.SIGKILL)
         spared = {daemon.pid for daemon in self.daemons}
@@ -302,8 +303,9 @@ def _children_of(parent: int) -> set[int]:
 def main() -> None:
     # A terminal's Ctrl-C or a service manager's SIGTERM is the control plane's to interpret, not ours.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    spec = json.loads(Path(sys.argv[1]).read_text())
-    Supervisor(spec, int(sys.argv[2])).run()
+    spec, status = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    os.set_inheritable(status, False)  # the job has no part in it: its end must mean ours
+    Supervisor(spec, status).run()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import io
 import json
 import os
 import secrets
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -56,6 +58,15 @@ class Gate:
         if not any(mark in signed for mark in marks):
             return "this request does not carry the access key of this home's endpoint.json"
         return None
+
+
+class ServerLog(io.TextIOBase):
+    """server.log, which loses what a full disk does not take: no thread may end because it had something to say."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(1, text.encode(errors="replace"))
+        return len(text)
 
 
 def _lock(state: Path) -> Any:
@@ -113,7 +124,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     )
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    from smtrain.local import api, logs_api, quotas, store
+    from smtrain.local import api, logs_api, quotas, room, store
     from smtrain.local.control import Control
     from smtrain.local.executor import Executor
     from smtrain.local.faults import Faults
@@ -128,6 +139,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     url = f"http://127.0.0.1:{server.server_port}"
     endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)
 
+    room.reserve_in(state)
     store.install(state / "s3")
     executor = Executor(endpoint, grace=grace, namespaces=namespaces)
     api.install(executor)
@@ -136,7 +148,8 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     control.connect(faults, executor, endpoint)
     executor.restore()
     _make_defaults()
-    write_atomically(state / "aws_config", f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n")
+    config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
+    room.insist(lambda: write_atomically(state / "aws_config", config))
     written = {k: v for k, v in vars(endpoint).items() if k != "home"}
 
     def leave(*_: Any) -> None:
@@ -147,7 +160,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     gate.last_request = time.monotonic()
     if idle_exit is not None:
         threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
-    write_atomically(state / "endpoint.json", json.dumps(written))
+    room.insist(lambda: write_atomically(state / "endpoint.json", json.dumps(written)))
     server.serve_forever(poll_interval=0.05)
     # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.
     store.close()
@@ -201,7 +214,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--grace", type=float, default=120.0, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces")
     given = parser.parse_args(arguments)
-    serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces)
+    sys.stdout = sys.stderr = ServerLog()
+    try:
+        serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces)
+    except (OSError, sqlite3.Error) as error:
+        from smtrain.local import room
+
+        told = room.sentence(error, state_folder(given.home.absolute()))
+        if told is None:
+            raise
+        sys.exit(told)
 
 
 if __name__ == "__main__":

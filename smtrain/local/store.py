@@ -9,8 +9,6 @@ bucket settings.
 
 from __future__ import annotations
 
-import datetime
-import json
 import sqlite3
 import threading
 import zlib
@@ -18,19 +16,16 @@ from base64 import b64encode
 from hashlib import md5
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 from moto import settings
 from moto.s3 import exceptions, models
 from moto.s3.responses import S3Response
 
+from smtrain.local import room
 from smtrain.local.blobs import Blob, BlobFolder
 from smtrain.local.endpoint import ACCOUNT
-
-# What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
-KEPT = (
-    "_etag", "contentsize", "_storage_class", "_version_id", "_is_versioned", "encryption", "kms_key_id",
-    "bucket_key_enabled", "checksum_algorithm", "checksum_value", "checksum_type", "checksum_parts",
-)  # fmt: skip
+from smtrain.local.index import Adopted, Index, opened, restore
 
 
 class _Request(threading.local):
@@ -42,47 +37,8 @@ class _Request(threading.local):
         self.dropped: list[Path] = []
 
 
-class _Adopted:
-    """A body that already lies in the blob folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-
-class Index:
-    """One row per object version; `ordinal` keeps the order of versions of a key."""
-
-    def __init__(self, path: Path) -> None:
-        self.lock = threading.Lock()
-        self.db = sqlite3.connect(path, check_same_thread=False)
-        self.db.executescript(
-            "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
-            "CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, record TEXT NOT NULL);"
-            "CREATE TABLE IF NOT EXISTS objects (bucket TEXT, key TEXT, ordinal INTEGER, record TEXT NOT NULL,"
-            " PRIMARY KEY (bucket, key, ordinal));"
-        )
-
-    def put_bucket(self, name: str, record: dict[str, Any] | None) -> None:
-        with self.lock, self.db:
-            self.db.execute("DELETE FROM buckets WHERE name = ?", (name,))
-            if record is None:
-                self.db.execute("DELETE FROM objects WHERE bucket = ?", (name,))
-            else:
-                self.db.execute("INSERT INTO buckets VALUES (?, ?)", (name, json.dumps(record)))
-
-    def put_keys(self, backend: models.S3Backend, keys: set[tuple[str, str]]) -> None:
-        """Write the present state of these keys. The state is read under the lock, so the last writer is right."""
-        with self.lock, self.db:
-            for bucket, key in keys:
-                self.db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", (bucket, key))
-                if bucket not in backend.buckets:
-                    continue
-                versions = backend.buckets[bucket].keys.getlist(key, [])
-                rows = [(bucket, key, i, json.dumps(_record(backend, v))) for i, v in enumerate(versions)]
-                self.db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?)", rows)
-
-
 _request = _Request()
+_state: Path
 _blobs: BlobFolder
 _index: Index
 
@@ -91,9 +47,18 @@ def _backend() -> models.S3Backend:
     return models.s3_backends[ACCOUNT]["aws"]
 
 
-def keep(bucket: str, key: str | None) -> None:
-    """Write down a bucket (key None) or what the present request touched, then remove bodies nobody names."""
+def keep(bucket: str, key: str | None, *, gone: bool = False) -> None:
+    """Write down a bucket (key None) or what the present request touched, then remove bodies nobody names.
+
+    With `gone` the request deletes: it goes through on a full disk as well.
+    """
     backend = _backend()
+    if key is not None:
+        _request.touched.add((bucket, key))
+    touched, _request.touched = _request.touched, set()
+    dropped, _request.dropped = _request.dropped, []
+    if touched or dropped:
+        _index.put_keys(backend, touched, dropped, gone=gone)
     if key is None:
         found = backend.buckets.get(bucket)
         record = None
@@ -104,68 +69,18 @@ def keep(bucket: str, key: str | None) -> None:
                 "versioning": found.versioning_status,
             }
         _index.put_bucket(bucket, record)
-    else:
-        _request.touched.add((bucket, key))
-    if _request.touched:
-        touched, _request.touched = _request.touched, set()
-        _index.put_keys(backend, touched)
-    dropped, _request.dropped = _request.dropped, []
-    for path in dropped:
-        path.unlink(missing_ok=True)
 
 
 def close() -> None:
     """Fold the write-ahead log into the index; nothing may be stored afterwards."""
-    _index.lock.acquire()
-    _index.db.close()
-
-
-def _record(backend: models.S3Backend, version: Any) -> dict[str, Any]:
-    modified = version.last_modified.isoformat()
-    if isinstance(version, models.FakeDeleteMarker):
-        return {"marker": version.version_id, "modified": modified}
-    return {
-        "blob": version.blob.name,
-        "modified": modified,
-        "metadata": dict(version.metadata),
-        "tags": backend.tagger.get_tag_dict_for_resource(version.arn),
-        "attributes": {name: getattr(version, name) for name in KEPT},
-    }
-
-
-def _restore(backend: models.S3Backend) -> None:
-    used: set[str] = set()
-    for name, text in _index.db.execute("SELECT name, record FROM buckets"):
-        record = json.loads(text)
-        bucket = backend.create_bucket(name, record["region"])
-        bucket.creation_date = datetime.datetime.fromisoformat(record["created"])
-        bucket.versioning_status = record["versioning"]
-    rows = _index.db.execute("SELECT bucket, key, record FROM objects ORDER BY bucket, key, ordinal")
-    for bucket_name, key, text in rows:
-        record = json.loads(text)
-        store = backend.buckets[bucket_name].keys
-        if "marker" in record:
-            version: Any = models.FakeDeleteMarker(store.get(key))
-            version._version_id = record["marker"]
-        else:
-            path = _blobs.path(record["blob"])
-            adopted: Any = _Adopted(path)
-            version = models.FakeKey(key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known")
-            vars(version).update(record["attributes"])
-            version.set_metadata(record["metadata"])
-            if record["tags"]:
-                backend.tagger.tag_resource(version.arn, [{"Key": k, "Value": v} for k, v in record["tags"].items()])
-            used.add(path.name)
-        version.last_modified = datetime.datetime.fromisoformat(record["modified"])
-        store[key] = version
-    _blobs.sweep(used)
+    _index.close()
 
 
 def install(folder: Path) -> None:
     """Put moto's S3 onto `folder` and bring back what it holds."""
-    global _blobs, _index
+    global _blobs, _index, _state
     folder.mkdir(parents=True, exist_ok=True)
-    _blobs, _index = BlobFolder(folder / "blobs"), Index(folder / "index.sqlite")
+    _state, _index, _blobs = folder.parent, opened(folder), BlobFolder(folder / "blobs")
     key: Any = models.FakeKey
     key.value = property(_read, _write)
     key.dispose = _dispose
@@ -182,7 +97,7 @@ def install(folder: Path) -> None:
     _wrap(models.S3Backend, "delete_object", _touching)
     _wrap(S3Response, "key_response", _keeping)
     _wrap(S3Response, "bucket_response", _keeping)
-    _restore(_backend())
+    restore(_index, _blobs, _backend())
 
 
 class _Nothing(list):  # type: ignore[type-arg]
@@ -218,14 +133,22 @@ def _touching(method: Any) -> Any:
 
 
 def _keeping(method: Any) -> Any:
-    """Write down what a changing request did before it is answered."""
+    """Write down what a changing request did before it is answered; a disk that takes no more is an S3 error."""
 
     def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
-        reply = method(self, request, full_url, headers)
-        if request.method in ("PUT", "POST", "DELETE"):
-            # With virtual hosts and paths alike, moto has worked out the names by now.
-            whole_bucket = method.__name__ == "bucket_response"
-            keep(self.bucket_name, None if whole_bucket else self.parse_key_name())
+        try:
+            reply = method(self, request, full_url, headers)
+            if request.method in ("PUT", "POST", "DELETE"):
+                # With virtual hosts and paths alike, moto has worked out the names by now.
+                whole_bucket = method.__name__ == "bucket_response"
+                gone = request.method == "DELETE" or "delete" in request.args
+                keep(self.bucket_name, None if whole_bucket else self.parse_key_name(), gone=gone)
+        except (OSError, sqlite3.Error) as error:
+            told = room.sentence(error, _state)
+            if told is None:
+                raise
+            body = f"<Error><Code>InsufficientStorage</Code><Message>{escape(told)}</Message></Error>"
+            return 507, {"Content-Type": "application/xml"}, body
         return reply
 
     return run
@@ -243,7 +166,7 @@ def _read(self: Any) -> Any:
 
 def _write(self: Any, value: Any) -> None:
     etag: str | None = None
-    if isinstance(value, _Adopted):
+    if isinstance(value, Adopted):
         self.blob = value.path
     elif isinstance(value, Blob) and value.start == 0 and len(value) == value.path.stat().st_size:
         self.blob = _blobs.link(value.path)
@@ -290,7 +213,7 @@ def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[st
     for part in self.parts.values():
         part.dispose()
     self.parts = {}
-    return _Adopted(path), f"{digest.hexdigest()}-{len(parts)}", checksum
+    return Adopted(path), f"{digest.hexdigest()}-{len(parts)}", checksum
 
 
 def _checksum(metadata: Any, path: Path) -> tuple[str, str, int] | None:

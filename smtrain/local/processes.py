@@ -1,0 +1,59 @@
+"""The processes of a host, found by a variable that all of them inherit, whoever started them and whatever died since.
+
+In a PID namespace the kernel ends them with the leader. Elsewhere a killed supervisor would leave them behind: ranks
+are session leaders of their own, and nobody is left who knows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARK = "SMTRAIN_LOCAL_HOST"
+"""Its value is the host's folder."""
+
+
+def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool:
+    """SIGKILL every process of the host with this folder, or with `below` of every host whose folder lies in it.
+
+    Goes on until none is left, as a process may start others while it is looked for; False where some are left after
+    `seconds` (in a system call that cannot be interrupted).
+    """
+    deadline = time.monotonic() + seconds
+    while running := marked(folder, below=below):
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def marked(folder: Path, *, below: bool = False) -> set[int]:
+    """Processes with the mark of this folder, and all that descend from them; none on systems without /proc."""
+    if not sys.platform.startswith("linux"):
+        return set()
+    wanted = f"{MARK}={folder}{'/' if below else ''}".encode()
+    parents: dict[int, int] = {}
+    found: set[int] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The command in parentheses may hold anything; the fields after it are state and parent.
+            state, parent = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state in "ZX":
+                continue
+            parents[int(name)] = int(parent)
+            variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            if any(v.startswith(wanted) if below else v == wanted for v in variables):
+                found.add(int(name))
+    found.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in found} - found - {os.getpid()}:
+        found |= more
+    return found

@@ -1,0 +1,101 @@
+"""Room on the disk of SMTRAIN_HOME: whether there is any, and a reserve for what must be written on a full one.
+
+A job that ended is ended and an object that was deleted is gone, also where the disk is full: the records of both are
+small, and a file of a few megabytes is kept to make way for them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from smtrain.disk import disk_number, disk_sentence
+
+T = TypeVar("T")
+RESERVE_BYTES = 4 << 20
+PROBE_BYTES = 1 << 16
+_lock = threading.Lock()
+_reserve: Path | None = None
+
+
+def place(folder: Path) -> str:
+    """How sentences name the disk of the control plane."""
+    return f"{folder} (SMTRAIN_HOME)"
+
+
+def reserve_in(state: Path) -> None:
+    """Keep the reserve in this folder from now on."""
+    global _reserve
+    _reserve = state / "reserve"
+    _fill()
+
+
+def insist(action: Callable[[], T]) -> T:
+    """Do what must be done on a full disk as well: tried once more without the reserve."""
+    try:
+        return action()
+    except Exception as error:
+        # SQLite says "disk I/O error" where it has no room for its shared memory.
+        if disk_number(error) not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or not _give_up():
+            raise
+        return action()
+
+
+def probe(state: Path) -> None:
+    """Raise OSError where this disk takes nothing more, so that nothing new is begun; make the reserve again."""
+    file = state / f".probe-{os.getpid()}-{threading.get_ident()}"
+    try:
+        with open(file, "wb", buffering=0) as handle:
+            if handle.write(bytes(PROBE_BYTES)) < PROBE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle.fileno())
+    finally:
+        file.unlink(missing_ok=True)
+    _fill()
+
+
+def sentence(error: BaseException, state: Path) -> str | None:
+    """What to tell about a disk that takes no more; None for any other error."""
+    number = disk_number(error)
+    if number is None:
+        return None
+    if isinstance(error, sqlite3.Error):
+        try:
+            probe(state)
+        except OSError as plainer:
+            number = plainer.errno if disk_number(plainer) else number
+    told = disk_sentence(OSError(number, ""), place(state.parent)) or ""
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return told.replace(": free some", ": free some (`smtrain local clean` says what can go)", 1)
+    return told
+
+
+def _fill() -> None:
+    """Make the reserve again where there is plenty of room for it."""
+    with _lock:
+        if _reserve is None or _reserve.exists():
+            return
+        try:
+            size = min(RESERVE_BYTES, shutil.disk_usage(_reserve.parent).free // 8)
+            with open(_reserve, "wb") as handle:
+                handle.write(bytes(size))
+        except OSError:
+            _reserve.unlink(missing_ok=True)
+
+
+def _give_up() -> bool:
+    """Free the reserve; False where there is none."""
+    with _lock:
+        try:
+            if _reserve is None:
+                return False
+            _reserve.unlink()
+        except OSError:
+            return False
+        return True

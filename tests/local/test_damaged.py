@@ -1,0 +1,82 @@
+"""Damaged files in the plane's state: each is set aside or left out and named, all the rest is there."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from smtrain.local import Endpoint, ensure_running, shut_down
+
+from .conftest import Client
+
+NOT_OURS = [b"", b"{", b"[]", b"null", b'{"request": {}}', b"\xff\xfe\x00", b'{"request": {"TrainingJobName": 3}}']
+
+
+@pytest.fixture
+def home(tmp_path: Path):
+    yield tmp_path / "home"
+    shut_down(tmp_path / "home")
+
+
+def restarted(home: Path) -> Endpoint:
+    return ensure_running(home)
+
+
+def test_records_and_lines_are_set_aside_and_named(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    client = Client(ensure_running(home))
+    damaged = [client.start("echo lost") for _ in NOT_OURS]
+    kept = client.start("echo one; echo two; echo three")
+    for name in (*damaged, kept):
+        assert client.wait(name)["TrainingJobStatus"] == "Completed"
+    client.put("whole/a", b"a")
+    client.put("robbed/b", b"b")
+    client.put("spoilt/c", b"c")
+    shut_down(home)
+    jobs = home / "local/jobs"
+    for name, content in zip(damaged, NOT_OURS, strict=True):
+        (jobs / name / "job.json").write_bytes(content)
+    log = next((jobs / kept / "logs").glob("*.jsonl"))
+    one, two, three = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(one + b"\xff not ours\n5\n[1, 2]\n" + two[:7] + b"\n" + three)
+    database = sqlite3.connect(home / "local/s3/index.sqlite")
+    database.execute("UPDATE objects SET record = '{' WHERE key = 'spoilt/c'")
+    blob = json.loads(database.execute("SELECT record FROM objects WHERE key = 'robbed/b'").fetchone()[0])["blob"]
+    database.commit()
+    database.close()
+    (home / "local/s3/blobs" / blob[:2] / blob).unlink()
+
+    capfd.readouterr()
+    client = Client(ensure_running(home))
+    told = capfd.readouterr().err
+    for name in damaged:
+        assert f"smtrain: warning: {jobs / name / 'job.json'} is damaged" in told
+        assert (jobs / name / "job.json.damaged").exists()
+    assert [f"line {n} of {log} is damaged" in told for n in (1, 2, 3, 4, 5, 6)] == [False, *[True] * 4, False]
+    assert "s3://smtrain-local/robbed/b cannot be brought back" in told
+    assert "s3://smtrain-local/spoilt/c cannot be brought back" in told
+    assert client.lines(kept) == ["one", "three"]
+    assert [job["TrainingJobName"] for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]] == [kept]
+    assert client.get("whole/a") == b"a"
+    assert {key for key in client.keys("") if not key.startswith("out/")} == {"whole/a"}
+    request = client.request("echo again", TrainingJobName=damaged[0])
+    client.sagemaker.create_training_job(**request)
+    assert client.wait(damaged[0])["TrainingJobStatus"] == "Completed"
+    assert client.lines(damaged[0])[-1] == "again"
+
+
+def test_an_index_that_is_no_database_goes_aside_with_all_bodies(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    client = Client(ensure_running(home))
+    client.put("a/a", b"precious")
+    shut_down(home)
+    (home / "local/s3/index.sqlite").write_bytes(b"no database" * 1000)
+    client = Client(ensure_running(home))
+    told = capfd.readouterr().err
+    assert f"warning: {home / 'local/s3/index.sqlite'} is damaged" in told
+    aside = next((home / "local").glob("s3.damaged-*"))
+    assert str(aside) in told
+    assert b"precious" in {blob.read_bytes() for blob in (aside / "blobs").rglob("*") if blob.is_file()}
+    assert client.keys("") == []
+    assert client.put("b/b", b"new")

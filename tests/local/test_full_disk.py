@@ -1,0 +1,125 @@
+"""A full disk under SMTRAIN_HOME: output is read on, the job says why it failed, nothing new begins, deleting helps."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+from smtrain.local import shut_down
+from tests.faults.nthwrite import ALWAYS, FailingDisk
+
+from .conftest import Client, gone, serve
+
+MEGABYTE = b"x" * (1 << 20)
+
+
+class Disk:
+    """A disk that can be filled and freed: a small tmpfs, or where none can be mounted one that fails all writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / "disk"
+        self.home.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(self.home)]
+        self.mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        self.environment: dict[str, str] = {}
+        if not self.mounted:
+            self._failing = FailingDisk(root / "shim", [self.home])
+            self.environment = self._failing.environment()
+
+    def fill(self) -> None:
+        if not self.mounted:
+            self._failing.fail(errno.ENOSPC, 1, ALWAYS)
+            return
+        with open(self.home / "ballast", "ab", buffering=0) as file:
+            for piece in (MEGABYTE, MEGABYTE[:4096], b"x"):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(piece)
+
+    def free(self) -> None:
+        if self.mounted:
+            (self.home / "ballast").unlink()
+        else:
+            self._failing.heal()
+
+    def close(self) -> None:
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.home)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(tmp_path)
+    for name, value in disk.environment.items():
+        monkeypatch.setenv(name, value)
+    yield disk
+    shut_down(disk.home)
+    disk.close()
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(ClientError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk) -> None:
+    client = Client(serve(disk.home))
+    for name in ("a", "b", "c"):
+        client.put(f"bodies/{name}", MEGABYTE)
+    sentence = f"no space left on {disk.home} (SMTRAIN_HOME): free some (`smtrain local clean` says what can go)"
+    talk = "echo ready; i=0; while true; do i=$((i+1)); echo line $i of many; done"
+    name = client.start(f"sleep 987{disk.home.name} & {talk}")
+    client.wait_for_line(name, "ready")
+    disk.fill()
+
+    job = client.wait(name)
+    assert job["TrainingJobStatus"] == "Failed"
+    assert job["FailureReason"].startswith(f"ClientError: {sentence}")
+    assert gone(f"987{disk.home.name}")
+    assert client.lines(name)[0] == "ready"
+    disk.fill()  # what the job had is gone, and so is the room it took
+
+    assert sentence in refused(lambda: client.start("true"))
+    told = refused(lambda: client.put("bodies/d", MEGABYTE))
+    assert "InsufficientStorage" in told
+    assert sentence in told
+    assert len(client.keys("bodies/")) == 3
+    assert len(client.sagemaker.list_training_jobs()["TrainingJobSummaries"]) == 1
+    if disk.mounted:
+        client.s3.delete_objects(Bucket=client.bucket, Delete={"Objects": [{"Key": f"bodies/{n}"} for n in "ab"]})
+        client.s3.delete_object(Bucket=client.bucket, Key="bodies/c")
+        assert client.put("bodies/e", MEGABYTE), "deleting has freed the space"
+    disk.free()
+    assert client.completed("echo on")["TrainingJobStatus"] == "Completed"
+
+    shut_down(disk.home)
+    again = Client(serve(disk.home))
+    assert again.describe(name)["FailureReason"] == job["FailureReason"], "also its end was written down"
+    if disk.mounted:
+        assert again.keys("bodies/") == ["bodies/e"]
+
+
+def test_the_plane_starts_on_a_full_disk_and_says_why_where_it_cannot(disk: Disk) -> None:
+    from smtrain.errors import LocalError
+    from smtrain.local import ensure_running
+
+    serve(disk.home)
+    shut_down(disk.home)
+    disk.fill()
+    if disk.mounted:
+        client = Client(ensure_running(disk.home))  # with its reserve
+        assert client.sagemaker.list_training_jobs()["TrainingJobSummaries"] == []
+        shut_down(disk.home)
+        (disk.home / "local/reserve").unlink(missing_ok=True)
+        disk.fill()
+    with pytest.raises(LocalError, match=r"no space left on .*set SMTRAIN_HOME to a folder"):
+        ensure_running(disk.home)
+    disk.free()
+    assert ensure_running(disk.home)
