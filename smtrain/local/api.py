@@ -1,47 +1,35 @@
 """SageMaker's training API: handlers set on moto's SageMakerResponse, which parses requests and writes replies.
 
-Everything that cannot be honoured is refused at CreateTrainingJob with a ValidationException that says so.
+What the service's model forbids (`validation`) and what cannot be honoured here (`refusals`) is a ValidationException.
 """
 
 from __future__ import annotations
 
 import datetime
-import re
 from typing import Any
 
-import botocore.session
-from botocore.validate import ParamValidator
 from moto.core.responses import ActionResult
 from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseException
 from moto.sagemaker.models import sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 
-from smtrain.local import pools, room
+from smtrain.local import pools, refusals, room, validation
 from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.executor import Executor, arn_of
-from smtrain.local.jobs import ENDED, Job
+from smtrain.local.jobs import Job
 
-NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
-CHANNEL = re.compile(r"(?!\.\.?$)[A-Za-z0-9.\-_]{1,64}")
-HERE = "smtrain's local control plane"
+DEFAULT_RUNTIME = 86400  # seconds: the service's default, which Describe shows
 
 
 def install(executor: Executor) -> None:
     """Put our handlers in place of moto's."""
-    create_shape: Any = (
-        botocore.session.Session(session_vars={"config_file": (None, None, "/dev/null", None)})
-        .get_service_model("sagemaker")
-        .operation_model("CreateTrainingJob")
-        .input_shape
-    )
 
     def create_training_job(self: Any) -> ActionResult:
         request = dict(self._get_params())
-        report = ParamValidator().validate(request, create_shape)
-        if report.has_errors():
-            raise AWSValidationException(report.generate_report())
-        if fault := fault_of(request):
+        if fault := refusals.fault_of(request):
             raise AWSValidationException(fault)
+        limits = request.setdefault("StoppingCondition", {})
+        limits.setdefault("MaxRuntimeInSeconds", DEFAULT_RUNTIME)
         try:
             job = executor.submit(request)
         except OSError as error:
@@ -115,91 +103,35 @@ def install(executor: Executor) -> None:
 
         return run
 
-    for handler in (
-        create_training_job,
-        describe_training_job,
-        stop_training_job,
-        update_training_job,
-        delete_training_job,
-        list_training_jobs,
+    for operation, handler in (
+        ("CreateTrainingJob", create_training_job),
+        ("DescribeTrainingJob", describe_training_job),
+        ("StopTrainingJob", stop_training_job),
+        ("UpdateTrainingJob", update_training_job),
+        ("DeleteTrainingJob", delete_training_job),
+        ("ListTrainingJobs", list_training_jobs),
     ):
-        setattr(SageMakerResponse, handler.__name__, handler)
+        setattr(SageMakerResponse, handler.__name__, _validated(operation, handler))
     for name in ("add_tags", "delete_tags"):
         setattr(SageMakerResponse, name, saving(getattr(SageMakerResponse, name)))
     # The same records serve moto's tags and Search.
     sagemaker_backends[ACCOUNT][REGION].training_jobs = executor.jobs  # type: ignore[assignment]
 
 
-def fault_of(request: dict[str, Any]) -> str | None:
-    """Why this request cannot be run here, in AWS's words where AWS would refuse it too."""
-    name = request["TrainingJobName"]
-    if not NAME.fullmatch(name):
-        return (
-            f"1 validation error detected: Value '{name}' at 'trainingJobName' failed to satisfy constraint: "
-            "Member must satisfy regular expression pattern: [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
-        )
-    algorithm = request["AlgorithmSpecification"]
-    for definition in algorithm.get("MetricDefinitions") or []:
-        try:
-            re.compile(definition["Regex"])
-        except re.error as error:
-            return f"MetricDefinitions: the Regex of {definition['Name']} is not a regular expression: {error}"
-    output = request.get("OutputDataConfig") or {}
-    if not output.get("S3OutputPath", "").startswith("s3://"):
-        return "OutputDataConfig.S3OutputPath must be an s3:// URI"
-    resources = request["ResourceConfig"]
-    given = [key for key in ("InstanceType", "InstanceGroups", "InstancePreferences") if resources.get(key)]
-    if len(given) > 1:
-        return f"ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not {given}"
-    if fault := _spot_fault(request) or pools.fault_of(request):
-        return fault
-    checkpoints = request.get("CheckpointConfig") or {}
-    path = checkpoints.get("LocalPath", "/opt/ml/checkpoints")
-    if not path.startswith("/opt/ml/") or ".." in path.split("/"):
-        return f"CheckpointConfig.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
-    names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or []]
-    if len(set(names)) < len(names):
-        return "InputDataConfig: channel names must be unique"
-    for channel in request.get("InputDataConfig") or []:
-        if fault := _channel_fault(channel, algorithm.get("TrainingInputMode", "File")):
-            return fault
-    return None
+def _validated(operation: str, handler: Any) -> Any:
+    """The handler, behind the service's own validation of what it was asked."""
 
+    def run(self: Any) -> Any:
+        if fault := validation.fault_of("sagemaker", operation, dict(self._get_params())):
+            raise AWSValidationException(fault)
+        return handler(self)
 
-def _spot_fault(request: dict[str, Any]) -> str | None:
-    limits = request["StoppingCondition"]
-    longest = limits.get("MaxWaitTimeInSeconds")
-    if not request.get("EnableManagedSpotTraining"):
-        return "Invalid MaxWaitTimeInSeconds. It is for managed spot training only" if longest else None
-    if not longest or longest < limits.get("MaxRuntimeInSeconds", 86400):
-        return "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
-    if request["ResourceConfig"].get("InstancePreferences"):
-        return "InstancePreferences is not supported with managed spot training"
-    return None
-
-
-def _channel_fault(channel: dict[str, Any], default_mode: str) -> str | None:
-    name = channel["ChannelName"]
-    if not CHANNEL.fullmatch(name):
-        return f"InputDataConfig: '{name}' is not a channel name; use letters, digits, '.', '-' and '_'"
-    source = channel["DataSource"].get("S3DataSource")
-    if not source:
-        return f"InputDataConfig: channel '{name}': {HERE} serves S3DataSource only"
-    if source["S3DataType"] != "S3Prefix":
-        return f"InputDataConfig: channel '{name}': {HERE} serves S3DataType S3Prefix, not {source['S3DataType']}"
-    mode = channel.get("InputMode", default_mode)
-    if mode not in ("File", "FastFile"):
-        return f"InputDataConfig: channel '{name}': {HERE} serves InputMode File and FastFile, not {mode}"
-    if channel.get("CompressionType", "None") != "None":
-        return f"InputDataConfig: channel '{name}': CompressionType works with Pipe mode only, on AWS too"
-    return None
+    return run
 
 
 def page_of(summaries: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
     """Filter, sort and page as ListTrainingJobs does."""
     status, part = asked.get("StatusEquals"), asked.get("NameContains")
-    if status and status not in (*ENDED, "InProgress", "Stopping"):
-        raise AWSValidationException(f"Value '{status}' at 'statusEquals' is not a training job status")
     pool = asked.get("WarmPoolStatusEquals")
     chosen = [
         summary

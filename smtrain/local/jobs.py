@@ -14,6 +14,12 @@ from smtrain.local.files import write_atomically
 
 ENDED = ("Completed", "Failed", "Stopped")
 REASON_LIMIT = 1024
+# What Describe shows of a request that says nothing of them.
+SWITCHES = {
+    "EnableNetworkIsolation": False,
+    "EnableInterContainerTrafficEncryption": False,
+    "EnableManagedSpotTraining": False,
+}
 # Describe's words for a secondary status, as in a real job's transitions.
 MESSAGES = {
     "Starting": "Starting the training job",
@@ -185,7 +191,7 @@ class Job:
         """The job as DescribeTrainingJob shows it: the request in full and what became of it."""
         with self.lock:
             state = json.loads(json.dumps(self.state))
-        view = {k: v for k, v in self.request.items() if k != "Tags"}
+        view = {**SWITCHES, **{k: v for k, v in self.request.items() if k != "Tags"}}
         view.update(
             TrainingJobArn=self.arn,
             TrainingJobStatus=state["status"],
@@ -222,7 +228,7 @@ def hosts_of(request: dict[str, Any]) -> list[tuple[str, str, str]]:
         groups = [
             {
                 "InstanceGroupName": "homogeneousCluster",
-                "InstanceType": resources.get("SelectedInstanceType") or first.get("InstanceType", "ml.local"),
+                "InstanceType": resources.get("SelectedInstanceType") or first["InstanceType"],
                 "InstanceCount": resources.get("SelectedInstanceCount") or first.get("InstanceCount", 1),
             }
         ]

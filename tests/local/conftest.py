@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import subprocess
 import sys
@@ -59,6 +60,19 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Endpoint]]:
     shut_down(tmp_path / "home")
 
 
+def within_limits(argv: list[str]) -> list[str]:
+    """The same `PROGRAM -c SCRIPT ...` with the script in pieces the API takes: one line of at most 256 characters."""
+    if len(argv) < 3 or (len(argv[2]) <= 256 and "\n" not in argv[2]):
+        return argv
+    text = base64.b64encode(argv[2].encode()).decode()
+    pieces = [text[i : i + 256] for i in range(0, len(text), 256)]
+    if argv[0] == "bash":
+        return ["bash", "-c", 'IFS=; eval "$(base64 -d <<< "$*")"', "bash", *pieces]
+    joined = f"import base64, sys; text = ''.join(sys.argv[1:{len(pieces) + 1}])"
+    start = f"{joined}; del sys.argv[1:{len(pieces) + 1}]; exec(base64.b64decode(text))"
+    return [argv[0], "-c", start, *pieces, *argv[3:]]
+
+
 class Client:
     """boto3 clients of an endpoint, and what the tests do with them again and again."""
 
@@ -73,7 +87,7 @@ class Client:
     def request(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
         """A CreateTrainingJob request; `changes` replace its top-level keys, `hosts` the instance count."""
         name = f"test-{time.time_ns()}-{next(self._numbers)}"
-        argv = ["bash", "-c", command] if isinstance(command, str) else command
+        argv = within_limits(["bash", "-c", command] if isinstance(command, str) else command)
         request = {
             "TrainingJobName": name,
             "RoleArn": self.endpoint.role,

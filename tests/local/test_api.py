@@ -10,7 +10,10 @@ import sys
 import time
 
 import pytest
+from botocore.config import Config
 from botocore.exceptions import ClientError
+
+from smtrain.local import validation
 
 from .conftest import ROOT, Client, channel
 
@@ -20,6 +23,11 @@ def refused(call, **arguments) -> tuple[str, str]:
         call(**arguments)
     error = caught.value.response["Error"]
     return error["Code"], error["Message"]
+
+
+def only_for_a_group(described: dict) -> dict:
+    described["DataSource"]["S3DataSource"]["InstanceGroupNames"] = ["g"]
+    return described
 
 
 def test_describe_gives_back_the_whole_request(client: Client) -> None:
@@ -75,13 +83,112 @@ def test_an_unknown_job(client: Client, operation: str) -> None:
         ({"InputDataConfig": [channel("a", "s3://b/p"), channel("a", "s3://b/q")]}, "unique"),
         ({"CheckpointConfig": {"S3Uri": "s3://b/p", "LocalPath": "/data"}}, "CheckpointConfig.LocalPath is /data"),
         ({"algorithm": {"MetricDefinitions": [{"Name": "m", "Regex": "("}]}}, "not a regular expression"),
-        ({"OutputDataConfig": {"S3OutputPath": "/tmp"}}, "s3://"),
+        ({"OutputDataConfig": {"S3OutputPath": "https://b/p"}}, "OutputDataConfig.S3OutputPath is https://b/p"),
+        ({"CheckpointConfig": {"S3Uri": "https://b/p"}}, "CheckpointConfig.S3Uri is https://b/p"),
+        ({"InputDataConfig": [channel("a", "https://b/p")]}, "must be an s3:// URI"),
+        ({"InputDataConfig": [{**channel("a", "s3://b/p"), "ShuffleConfig": {"Seed": 1}}]}, "Pipe mode only"),
+        ({"InputDataConfig": [{**channel("a", "s3://b/p"), "RecordWrapperType": "RecordIO"}]}, "Pipe mode only"),
+        ({"InputDataConfig": [only_for_a_group(channel("a", "s3://b/p"))]}, "does not honour S3DataSource.InstanceGr"),
+        ({"ExperimentConfig": {"ExperimentName": "e"}}, "ExperimentConfig cannot be honoured"),
+        ({"TensorBoardOutputConfig": {"S3OutputPath": "s3://b/p"}}, "TensorBoardOutputConfig cannot be honoured"),
+        ({"AlgorithmSpecification": None}, "AlgorithmSpecification.TrainingImage is required"),
+        ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "AlgorithmSpecification.TrainingImage is required"),
+        ({"ResourceConfig": None}, "give one of InstanceType, InstanceGroups and InstancePreferences, not none"),
+        ({"ResourceConfig": {"InstanceType": "ml.m5.large"}}, "InstanceCount is required"),
+        ({"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 0}}, "must be at least 1"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict, says: str) -> None:
     code, message = refused(client.sagemaker.create_training_job, **client.request("true", **changes))
     assert code == "ValidationException"
     assert says in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "at", "constraint"),
+    [
+        ({"TrainingJobName": "a--"}, "trainingJobName", "regular expression pattern"),
+        ({"TrainingJobName": None}, "Value null at 'trainingJobName'", "must not be null"),
+        ({"RoleArn": None}, "Value null at 'roleArn'", "must not be null"),
+        ({"RoleArn": "me"}, "Value 'me' at 'roleArn'", "greater than or equal to 20"),
+        ({"OutputDataConfig": {}}, "outputDataConfig.s3OutputPath", "must not be null"),
+        ({"algorithm": {"TrainingInputMode": "Stream"}}, "trainingInputMode", "enum value set: [Pipe, File, FastFile]"),
+        (
+            {"algorithm": {"ContainerArguments": ["x" * 257]}},
+            "containerArguments.1.member",
+            "less than or equal to 256",
+        ),
+        ({"algorithm": {"ContainerArguments": ["a\nb"]}}, "containerArguments.1.member", "pattern: .*"),
+        ({"StoppingCondition": {"MaxRuntimeInSeconds": 0}}, "stoppingCondition.maxRuntimeInSeconds", "equal to 1"),
+        (
+            {"RetryStrategy": {"MaximumRetryAttempts": 31}},
+            "retryStrategy.maximumRetryAttempts",
+            "less than or equal to 30",
+        ),
+        (
+            {"Environment": {"1A": "b"}},
+            "'environment'",
+            "Map key must satisfy constraint: [Member must satisfy regular",
+        ),
+        (
+            {"Environment": {"A": "b" * 513}},
+            "'environment'",
+            "Map value must satisfy constraint: [Member must have length",
+        ),
+        ({"InputDataConfig": []}, "inputDataConfig", "greater than or equal to 1"),
+        ({"InputDataConfig": [{"ChannelName": "a"}]}, "inputDataConfig.1.member.dataSource", "must not be null"),
+        ({"ResourceConfig": {"InstanceType": "ml.nope", "InstanceCount": 1}}, "instanceType", "enum value set"),
+        ({"Tags": [{"Key": "k", "Value": "a*b"}]}, "tags.1.member.value", "regular expression pattern"),
+    ],
+)
+def test_the_services_own_model_is_kept_to(client: Client, changes: dict, at: str, constraint: str) -> None:
+    """Whatever client sends it: boto3 would not let some of these out."""
+    sagemaker = client.endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
+    code, message = refused(sagemaker.create_training_job, **client.request("true", **changes))
+    assert code == "ValidationException"
+    assert message.startswith("1 validation error detected: ")
+    assert at in message
+    assert constraint in message
+
+
+def test_every_fault_is_named(client: Client) -> None:
+    sagemaker = client.endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
+    _, message = refused(sagemaker.create_training_job, TrainingJobName="-")
+    assert message.startswith("3 validation errors detected: ")
+    assert all(f"at '{name}'" in message for name in ("trainingJobName", "roleArn", "outputDataConfig"))
+    said = validation.fault_of("sagemaker", "StopTrainingJob", {"TrainingJobName": "a", "Force": True})
+    assert 'Unknown parameter in input: "Force"' in (said or "")
+
+
+@pytest.mark.parametrize(
+    ("operation", "asked"),
+    [
+        ("list_training_jobs", {"MaxResults": 101}),
+        ("list_training_jobs", {"MaxResults": 0}),
+        ("list_training_jobs", {"SortBy": "Age"}),
+        ("describe_training_job", {"TrainingJobName": "-"}),
+        ("describe_training_job", {}),
+        ("update_training_job", {"TrainingJobName": "a", "ResourceConfig": {"KeepAlivePeriodInSeconds": -1}}),
+        ("update_training_job", {"TrainingJobName": "a", "ResourceConfig": {}}),
+        ("delete_training_job", {"TrainingJobName": "a" * 64}),
+    ],
+)
+def test_the_other_calls_keep_to_it_too(client: Client, operation: str, asked: dict) -> None:
+    sagemaker = client.endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
+    code, message = refused(getattr(sagemaker, operation), **asked)
+    assert (code, message[:27]) == ("ValidationException", "1 validation error detected")
+
+
+def test_a_request_of_nothing_but_what_is_required(client: Client) -> None:
+    """What was left out has the service's default, and Describe shows the switches that are off."""
+    request = client.request("true", StoppingCondition=None)
+    del request["ResourceConfig"]["VolumeSizeInGB"]
+    client.sagemaker.create_training_job(**request)
+    job = client.wait(request["TrainingJobName"])
+    assert job["TrainingJobStatus"] == "Completed"
+    assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400}
+    off = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining")
+    assert [job[name] for name in off] == [False] * 3
 
 
 def test_list_filters_sorts_and_pages(client: Client) -> None:

@@ -51,13 +51,13 @@ def test_config_files(client: Client) -> None:
 def test_instance_groups_number_their_hosts_on(client: Client) -> None:
     groups = [
         {"InstanceGroupName": "a", "InstanceType": "ml.m5.large", "InstanceCount": 1},
-        {"InstanceGroupName": "b", "InstanceType": "ml.c5.large", "InstanceCount": 1},
+        {"InstanceGroupName": "b", "InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
     ]
     read = "json.loads(Path('/opt/ml/input/config/resourceconfig.json').read_text())"
     resources = {"InstanceGroups": groups, "VolumeSizeInGB": 1}
     found = shown(client, read, host="algo-2", ResourceConfig=resources)
     assert (found["current_host"], found["current_group_name"]) == ("algo-2", "b")
-    assert found["current_instance_type"] == "ml.c5.large"
+    assert found["current_instance_type"] == "ml.c5.xlarge"
     assert [group["hosts"] for group in found["instance_groups"]] == [["algo-1"], ["algo-2"]]
 
 
