@@ -13,7 +13,7 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 
-from smtrain.local import pools, refusals, room, validation
+from smtrain.local import network, pools, refusals, room, validation
 from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.executor import Executor, arn_of
 from smtrain.local.jobs import Job
@@ -26,7 +26,10 @@ def install(executor: Executor) -> None:
 
     def create_training_job(self: Any) -> ActionResult:
         request = dict(self._get_params())
-        if fault := refusals.fault_of(request):
+        fault = refusals.fault_of(request)
+        if fault is None and request.get("EnableNetworkIsolation"):
+            fault = network.refusal(executor.namespaces)
+        if fault:
             raise AWSValidationException(fault)
         limits = request.setdefault("StoppingCondition", {})
         limits.setdefault("MaxRuntimeInSeconds", DEFAULT_RUNTIME)

@@ -15,6 +15,7 @@ from smtrain.local import artifacts, channels
 from smtrain.local.channels import Channel, InputError
 from smtrain.local.hosts import OBEYS_WITHIN, Event, Host
 from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.network import Network
 from smtrain.local.sync import CheckpointSync
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Attempt:
         self.events: queue.Queue[Event | None] = queue.Queue()
         self.hosts: list[Host] = []
         self.syncs: list[CheckpointSync] = []
+        self.network: Network | None = None
         self._lost: End | None = None
 
     def wake(self) -> None:
@@ -63,6 +65,9 @@ class Attempt:
         """Kill what still runs, and have all its output in the log."""
         self._each(Host.kill)
         self._each(Host.join)
+        if self.network:
+            self.network.end()
+            self.network = None
 
     def discard(self) -> None:
         """Remove the hosts' folders."""
@@ -107,8 +112,11 @@ class Attempt:
         lazy = [self._download(host) for host in self.hosts]
         if self.stopping.is_set():
             return End("Stopped")
+        if self.job.isolated:
+            self.network = Network()
+        keeper = self.network.pid if self.network else 0
         for host, waiting in zip(self.hosts, lazy, strict=True):
-            host.start(argv, port, waiting, self.executor.namespaces)
+            host.start(argv, port, waiting, self.executor.namespaces, keeper)
         self._await_ready(lazy)
         if self.stopping.is_set():
             return End("Stopped")
@@ -157,6 +165,8 @@ class Attempt:
                 raise RuntimeError(event.host.lost or f"the supervisor of {event.host.name} ended too early")
             waiting.discard(event.host)
             if refusal := event.value["refusal"]:
+                if self.network:
+                    raise RuntimeError(f"{event.host.name} could not be isolated from the network: {refusal}")
                 event.host.log.write(
                     [
                         f"smtrain: this machine gives jobs no /opt/ml of their own ({refusal}), "

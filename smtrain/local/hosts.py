@@ -26,6 +26,13 @@ from smtrain.local.logstream import HostLog
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 OBEYS_WITHIN = 10.0  # seconds until a supervisor that does not do as told is ended with all it runs
+# What a container without a network has of AWS: its region, and nothing to sign with.
+NO_CREDENTIALS = {
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 FOLDERS = ("input/config", "input/data", "model", "output/data", "output/intermediate", "checkpoints", "code", ".tmp")
 
 
@@ -92,13 +99,17 @@ class Host:
         """Where a path below /opt/ml of this host lies on the machine."""
         return within(self.ml, absolute.removeprefix("/opt/ml/"))
 
-    def start(self, argv: list[str], port: int, lazy: list[Channel], namespaces: bool) -> None:
-        """Start the supervisor; a `ready` event follows, and after go() an `exit` event."""
+    def start(self, argv: list[str], port: int, lazy: list[Channel], namespaces: bool, network: int) -> None:
+        """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
+
+        `network` is the process that keeps an isolated job's network, or 0.
+        """
         spec = {
             "ml": str(self.ml),
             "hosts_file": str(self.folder / "etc_hosts"),
             "hostname": self.name,
             "namespaces": namespaces,
+            "network": network,
             "package_parent": str(PACKAGE_PARENT),
             "argv": argv,
             "env": self._environment(port),
@@ -137,7 +148,7 @@ class Host:
             "PYTHONUNBUFFERED": "1",
             **inherited,
             "PATH": f"{Path(sys.executable).parent}:{system}",
-            **self.endpoint.environment(),
+            **(NO_CREDENTIALS if self.job.isolated else self.endpoint.environment()),
             **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),
             **(self.job.request.get("Environment") or {}),
             "TRAINING_JOB_NAME": self.job.name,

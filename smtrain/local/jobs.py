@@ -77,6 +77,11 @@ class Job:
         return str(self.state["status"])
 
     @property
+    def isolated(self) -> bool:
+        """Whether the job is to have no network."""
+        return bool(self.request.get("EnableNetworkIsolation"))
+
+    @property
     def ended(self) -> bool:
         return self.status in ENDED
 

@@ -9,13 +9,15 @@ Elsewhere the leader runs as a plain session leader, with SMTRAIN_ML_ROOT naming
 
 It reads `go`, `term` (SIGTERM to the leader alone, as `docker stop`) and `kill` from stdin. When stdin ends, the
 control plane is gone and everything is killed. It writes JSON lines to STATUS_FD: {"ready": ...} and {"exit": code}.
-Imports nothing of the package: it starts for every host and must be quick.
+A job without a network has one of its own, with a loopback interface alone, which all of its hosts share and which
+its file system daemons stay out of.
+
+Imports the standard library alone: it starts for every host and must be quick.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -26,73 +28,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x4000000, 0x10000000, 0x20000000
-MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+from smtrain.local.namespaces import (
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    LINUX,
+    MNT_DETACH,
+    enter_namespaces,
+    libc,
+    mount,
+    open_network,
+)
+
 MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
-MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LINUX = sys.platform.startswith("linux")
 MOUNT_SECONDS = 60.0
-
-
-def _libc(name: str, *arguments: Any) -> None:
-    """Call a libc function; OSError with its errno when it fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
-
-
-def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    def text(value: str | None) -> bytes | None:
-        return None if value is None else os.fsencode(value)
-
-    _libc("mount", text(source), text(target), text(kind), ctypes.c_ulong(flags), text(data))
-
-
-def enter_namespaces(ml: str, hosts_file: str, hostname: str) -> None:
-    """Give this process the host's view of files and names. OSError where the kernel refuses."""
-    if not LINUX:
-        raise OSError("this system has no mount namespaces")
-    flags = CLONE_NEWNS | CLONE_NEWUTS
-    user, group = os.getuid(), os.getgid()
-    if user != 0:
-        _libc("unshare", CLONE_NEWUSER | flags)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    else:
-        _libc("unshare", flags)
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
-    if not os.path.isdir("/opt/ml"):
-        _make_opt_ml()
-    _mount(ml, "/opt/ml", None, MS_BIND)
-    _mount(hosts_file, "/etc/hosts", None, MS_BIND)
-    _mount("tmpfs", "/dev/shm", "tmpfs", 2 | 4, "mode=1777")  # noqa: S108
-    name = hostname.encode()
-    _libc("sethostname", name, len(name))
-
-
-def _make_opt_ml() -> None:
-    """Cover /opt, in this namespace only, with a tmpfs that shows what /opt holds and an empty /opt/ml."""
-    if not os.path.isdir("/opt"):
-        raise OSError("this machine has no folder /opt to mount /opt/ml in")
-    # A tmpfs on /opt would hide what must be bound into it, so it is filled on another folder first and moved after.
-    stage = next(folder for folder in ("/mnt", "/media", "/srv") if os.path.isdir(folder))
-    _mount("tmpfs", stage, "tmpfs", 0, "mode=755")
-    for name in os.listdir("/opt"):
-        source, target = f"/opt/{name}", f"{stage}/{name}"
-        if os.path.islink(source):
-            os.symlink(os.readlink(source), target)
-            continue
-        if os.path.isdir(source):
-            os.mkdir(target)
-        else:
-            open(target, "w").close()
-        _mount(source, target, None, MS_BIND | MS_REC)
-    os.mkdir(f"{stage}/ml")
-    _mount(stage, "/opt", None, MS_BIND | MS_REC)
-    _libc("umount2", stage.encode(), MNT_DETACH)
 
 
 class Supervisor:
@@ -110,18 +60,23 @@ class Supervisor:
         try:
             if not self.spec["namespaces"]:
                 raise OSError("namespaces are switched off")
-            enter_namespaces(self.spec["ml"], self.spec["hosts_file"], self.spec["hostname"])
+            holder = self.spec["network"]
+            network = open_network(holder) if holder else None
+            enter_namespaces(self.spec["ml"], self.spec["hosts_file"], self.spec["hostname"], holder)
             self.isolated = True
+            mounted = self._mount_channels()
+            if network is not None:
+                libc("setns", network, CLONE_NEWNET)
         except OSError as error:
             refusal = error.strerror or str(error)
-        mounted = self._mount_channels()
+            mounted = self._mount_channels()
         if self.isolated:
             # After the file system daemons are up: the next child, the leader, becomes process 1.
             with contextlib.suppress(OSError):
-                _libc("unshare", CLONE_NEWPID)
+                libc("unshare", CLONE_NEWPID)
         if LINUX:
             # Where there is no PID namespace, what the leader leaves behind becomes our child and is ended.
-            _libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
         try:
             self._obey()
@@ -171,7 +126,7 @@ class Supervisor:
         daemon.wait()
         # A mount that came too late would hide the download that is made instead.
         with contextlib.suppress(OSError):
-            _libc("umount2", os.fsencode(channel["mountpoint"]), MNT_DETACH)
+            libc("umount2", os.fsencode(channel["mountpoint"]), MNT_DETACH)
         last = Path(channel["log"]).read_text(errors="replace").strip().splitlines()
         return last[-1] if last else f"the mount did not appear within {MOUNT_SECONDS:.0f} s"
 
@@ -265,8 +220,8 @@ class Supervisor:
         if self.isolated:
             # What reads /proc must see the processes of this host; where that is refused it sees more.
             with contextlib.suppress(OSError):
-                _libc("unshare", CLONE_NEWNS)
-                _mount("proc", "/proc", "proc", MS_NOSUID_NODEV_NOEXEC)
+                libc("unshare", CLONE_NEWNS)
+                mount("proc", "/proc", "proc", MS_NOSUID_NODEV_NOEXEC)
             env["TMPDIR"] = "/opt/ml/.tmp"
             os.chdir("/opt/ml/code")
         else:
@@ -285,7 +240,7 @@ class Supervisor:
 
 def _die_with_parent() -> None:
     if LINUX:
-        _libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _children_of(parent: int) -> set[int]:

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import botocore.session
-from botocore.model import Shape
 from botocore.validate import ParamValidator
 
 from smtrain.facts import instance
@@ -21,11 +20,10 @@ INSTANCE_TYPES = "TrainingInstanceType"
 
 
 @cache
-def input_shape(service: str, operation: str) -> Shape:
+def input_shape(service: str, operation: str) -> Any:
     """What an operation takes, whatever the user's AWS settings are."""
     session = botocore.session.Session(session_vars={"config_file": (None, None, "/dev/null", None)})
-    shape: Shape = session.get_service_model(service).operation_model(operation).input_shape
-    return shape
+    return session.get_service_model(service).operation_model(operation).input_shape
 
 
 def fault_of(service: str, operation: str, asked: dict[str, Any]) -> str | None:

@@ -1,0 +1,81 @@
+"""EnableNetworkIsolation: the hosts of a job reach each other, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+
+from .conftest import Client, channel
+from .test_api import refused
+
+LOOK = """
+import json, os, socket
+from pathlib import Path
+found = {"interfaces": [line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]}
+try:
+    socket.create_connection(("127.0.0.1", PORT), timeout=10).close()
+    found["plane"] = "reached"
+except OSError as error:
+    found["plane"] = type(error).__name__
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    try:
+        probe.connect(("192.0.2.1", 9))
+        found["outside"] = "reached"
+    except OSError as error:
+        found["outside"] = error.strerror
+found["credentials"] = sorted(name for name in os.environ if "KEY" in name or "ENDPOINT" in name)
+found["data"] = Path("/opt/ml/input/data/train/a").read_text()
+Path("/opt/ml/model/m").write_text("made without a network")
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("mode", ["File", "FastFile"])
+def test_an_isolated_job_sees_its_data_and_no_network(client: Client, mode: str) -> None:
+    uri = client.put(f"isolated-{mode}/a", "data")
+    program = LOOK.replace("PORT", str(urlsplit(client.endpoint.url).port))
+    name = client.start(
+        ["python", "-c", program], EnableNetworkIsolation=True, InputDataConfig=[channel("train", uri, mode)]
+    )
+    job = client.wait(name)
+    assert job["TrainingJobStatus"] == "Completed", client.lines(job)
+    assert job["EnableNetworkIsolation"] is True
+    found = json.loads(client.lines(job)[-1])
+    assert found.pop("outside") == "Network is unreachable"
+    assert found == {"interfaces": ["lo"], "plane": "ConnectionRefusedError", "credentials": [], "data": "data"}
+    assert job["ModelArtifacts"]["S3ModelArtifacts"]
+
+
+GATHER = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = [None] * dist.get_world_size()
+dist.all_gather_object(ranks, os.environ["GROUP_RANK"] + "." + os.environ["LOCAL_RANK"])
+print("ranks", *ranks, flush=True)
+"""
+
+
+def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
+    """torchrun over both, as the launcher runs it; another isolated job at the same time changes nothing."""
+    command = (
+        f"cat > t.py <<'END'\n{GATHER}END\n"
+        f"exec {sys.executable} -m torch.distributed.run --nnodes=2 --nproc_per_node=1 --master_addr=algo-1 "
+        "--master_port=$SMTRAIN_MASTER_PORT --node_rank=$((${HOSTNAME#algo-} - 1)) t.py"
+    )
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    names = [client.start(command, hosts=2, EnableNetworkIsolation=True, Environment=environment) for _ in range(2)]
+    for name in names:
+        job = client.wait(name)
+        assert job["TrainingJobStatus"] == "Completed", client.lines(name)
+        assert "ranks 0.0 1.0" in client.lines(name)
+
+
+def test_where_there_are_no_namespaces_it_is_refused(start_server) -> None:
+    client = Client(start_server("--no-namespaces"))
+    code, message = refused(client.sagemaker.create_training_job, **client.request("true", EnableNetworkIsolation=True))
+    assert code == "ValidationException"
+    assert message.startswith("EnableNetworkIsolation cannot be honoured: ")
+    assert client.completed("true", EnableNetworkIsolation=False)
