@@ -7,6 +7,7 @@ this optimizer with summed gradients, whole ones or, under ZeRO-1, its own rank'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -42,29 +43,58 @@ def groups(
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """`norm` is the last step's gradient norm before clipping, a tensor on the parameters' device."""
+    """AdamW whose step is the same graph from the first to the last, whatever its numbers.
+
+    torch_xla writes the scalars 0, 1 and -1 into a graph, so torch's own step is compiled anew where one of its
+    changing scalars becomes such a number: the second bias correction is 1 in fp32 from step 325 on (beta 0.95), the
+    learning rate may end at 0. Here all that changes reaches the device as tensors. The state is torch's own.
+    """
 
     def __init__(self, params: Any, clip: float, **options: Any) -> None:
         super().__init__(params, **options)
         self.clip = clip
         self.norm: torch.Tensor | None = None
+        """The last step's gradient norm before clipping, a tensor on the parameters' device."""
+        self.finite: torch.Tensor | None = None
+        """Whether all parameters are finite numbers after the last step: true or false, on their device."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Clip, then update."""
-        squares = [
-            group[SHARE] * p.grad.float().square().sum()
-            for group in self.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        total = torch.stack(squares).sum()
+        held = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        total = torch.stack([group[SHARE] * p.grad.float().square().sum() for group, own in held for p in own]).sum()
         torch.distributed.all_reduce(total)
         self.norm = total.sqrt()
         if self.clip:
             factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.grad.mul_(factor.to(p.grad.dtype))
-        return super().step(closure)
+            for _, own in held:
+                for p in own:
+                    p.grad.mul_(factor.to(p.grad.dtype))
+        for group, own in held:
+            if own:
+                self._update(group, own)
+        self.finite = torch.stack([p.isfinite().all() for group in self.param_groups for p in group["params"]]).all()
+
+    def _update(self, group: dict[str, Any], own: list[torch.nn.Parameter]) -> None:
+        first, second = group["betas"]
+        states = [self._state_of(p) for p in own]
+        steps = float(states[0]["step"]) + 1
+        changing = (1.0 - group["lr"] * group["weight_decay"], -group["lr"] / (1.0 - first**steps))
+        kept, size, correction = torch.tensor([*changing, math.sqrt(1.0 - second**steps)]).to(own[0].device).unbind()
+        for p, state in zip(own, states, strict=True):
+            assert p.grad is not None
+            state["step"].fill_(steps)
+            average, square = state["exp_avg"], state["exp_avg_sq"]
+            average.lerp_(p.grad, 1.0 - first)
+            square.mul_(second).addcmul_(p.grad, p.grad, value=1.0 - second)
+            p.mul_(kept).add_(size * average / (square.sqrt() / correction + group["eps"]))
+
+    def _state_of(self, p: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """As torch's AdamW keeps it. The zeros come from the host: made on the device they would be a part of the
+        first step's graph, which would thus be another than all later ones."""
+        state: dict[str, torch.Tensor] = self.state[p]
+        if not state:
+            state["step"] = torch.zeros(())
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = torch.zeros(p.shape, dtype=p.dtype).to(p.device)
+        return state

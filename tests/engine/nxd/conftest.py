@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -11,13 +12,16 @@ from tests.engine.nxd import shim
 from tests.engine.world import World
 
 HERE = shim.available()
-WHY = "neuronx_distributed and torch_xla cannot be imported here (docs/nxd.md says how to run these tests)"
+WHY = "neuronx_distributed and torch_xla cannot be imported here (scripts/test --nxd runs these tests)"
+WHY_XLA = "torch_xla cannot be imported here (scripts/test --nxd runs these tests)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("nxd") and not HERE:
             item.add_marker(pytest.mark.skip(reason=WHY))
+        if item.get_closest_marker("xla") and importlib.util.find_spec("torch_xla") is None:
+            item.add_marker(pytest.mark.skip(reason=WHY_XLA))
 
 
 @pytest.fixture(scope="package")

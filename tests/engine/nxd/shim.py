@@ -67,10 +67,7 @@ def install() -> None:
     """Make `import neuronx_distributed` give a library that runs here. Once is enough."""
     if any(isinstance(finder, _Absent) for finder in sys.meta_path):
         return
-    import torch_xla  # noqa: F401 - before the stand-ins, whose names it looks for
-
-    sys.meta_path.insert(0, _Absent())
-    _host_world_size()
+    install_absent()
     _device()
     _steps()
     _collectives()
@@ -79,6 +76,14 @@ def install() -> None:
     import neuronx_distributed  # noqa: F401
 
     _contiguous_gradients()
+
+
+def install_absent() -> None:
+    """Only what is not there: enough for a real XLA device."""
+    import torch_xla  # noqa: F401 - before the stand-ins, whose names it looks for
+
+    sys.meta_path.insert(0, _Absent())
+    _host_world_size()
 
 
 def _host_world_size() -> None:
