@@ -6,6 +6,7 @@ all provide; SM_* variables only move a folder where they are set.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -74,11 +75,18 @@ class Container:
         return JobConfig.model_validate(raw)
 
     def report_failure(self, message: str) -> None:
-        """Keep the first failure of this host where SageMaker looks for FailureReason."""
+        """Keep the first failure of this host where SageMaker looks for FailureReason.
+
+        On a disk that takes nothing it leaves no file: the last line of the log is what SageMaker shows then.
+        """
         path = self.root / "output/failure"
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as out:
                 out.write(message[:FAILURE_LIMIT])
         except FileExistsError:
             pass  # an earlier rank's failure is the cause, ours its consequence
+        except OSError:
+            with contextlib.suppress(OSError):
+                if not path.stat().st_size:
+                    path.unlink()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable
 
 from smtrain.config import JobConfig
 from smtrain.config.secrets import hide
 from smtrain.container import Container
+from smtrain.disk import disk_sentence
 from smtrain.errors import SmtrainError
+from smtrain.train.last_words import say, within
 
 
 def main(stage: Callable[[JobConfig, Container], None]) -> None:
@@ -27,17 +28,21 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
         # One write, marked as torch marks a rank's traceback: other ranks write to the same log.
         mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
         told = hide(traceback.format_exc())
-        sys.stderr.write("".join(f"{mark}{line}" for line in told.splitlines(keepends=True)))
-        fail(container, f"{type(error).__name__}: {error}")
+        say("".join(f"{mark}{line}" for line in told.splitlines(keepends=True)))
+        fail(container, disk_sentence(error, container.root) or f"{type(error).__name__}: {error}")
 
 
 def fail(container: Container, message: str) -> None:
-    """Report a failure where SageMaker and people look for it, and end the process with status 1."""
-    message = hide(message)
-    rank = os.environ.get("RANK")
-    where = f"{container.host}, rank {rank}" if rank else container.host
-    sys.stderr.write(f"{where}: {message}\n")
-    sys.stderr.flush()
-    container.report_failure(f"{where}: {message}")
-    # Not sys.exit: other ranks may hold collectives open that would keep this process from ending.
-    os._exit(1)
+    """Report a failure where SageMaker and people look for it, and end the process with status 1.
+
+    Neither a log that nobody reads nor a disk that is full or hangs keeps it from ending.
+    """
+    try:
+        message = hide(message)
+        rank = os.environ.get("RANK")
+        where = f"{container.host}, rank {rank}" if rank else container.host
+        say(f"{where}: {message}\n")
+        within(lambda: container.report_failure(f"{where}: {message}"))
+    finally:
+        # Not sys.exit: other ranks may hold collectives open that would keep this process from ending.
+        os._exit(1)

@@ -14,11 +14,15 @@ from collections.abc import Callable
 
 from smtrain.engine.base import StepResult
 from smtrain.errors import SmtrainError
+from smtrain.train.last_words import PATIENCE as SAY_SECONDS
+from smtrain.train.last_words import say, unwaiting_stderr
 
 HISTORY = 32  # steps whose mean loss is what "usual" means; half of them must be known
 PATIENCE = 3  # steps in a row above the bound: one alone can be its batch's fault
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
 DUMP_SECONDS = 10.0  # for the other ranks to say where they stand before the first one ends the job
+# until faulthandler ends what the watch should have ended: two writes to the log, one to disk and those seconds later
+AFTER_SECONDS = 2 * DUMP_SECONDS + 3 * SAY_SECONDS
 
 
 class LossWatch:
@@ -72,6 +76,7 @@ class StallWatch:
         """`fail` reports a sentence and ends the process; 0 minutes never do."""
         self._seconds, self._fail = minutes * 60, fail
         self._after, self._until = "the start", math.inf
+        self._stderr = unwaiting_stderr() if minutes else sys.stderr
         self._closed = threading.Event()
         if minutes:
             self.beat("the start", FIRST_STEP)
@@ -82,19 +87,20 @@ class StallWatch:
         if self._seconds and not self._closed.is_set():
             allowed = self._seconds * factor
             self._after, self._until = done, time.monotonic() + allowed
-            faulthandler.dump_traceback_later(allowed + 2 * DUMP_SECONDS, exit=True)
+            faulthandler.dump_traceback_later(allowed + AFTER_SECONDS, exit=True, file=self._stderr)
 
     def close(self) -> None:
         """Stop watching."""
         self._closed.set()
         if self._seconds:
             faulthandler.cancel_dump_traceback_later()
+            if self._stderr is not sys.stderr:
+                self._stderr.close()
 
     def _run(self) -> None:
         while not self._closed.wait(min(1.0, self._seconds / 4)):
             if time.monotonic() > self._until:
-                sys.stderr.write(_standing(f"no step after {self._after}; where this rank stands:"))
-                sys.stderr.flush()
+                say(_standing(f"no step after {self._after}; where this rank stands:"))
                 if not self._closed.wait(min(DUMP_SECONDS, self._seconds)):
                     self._fail(
                         f"train.stall_minutes: nothing was done for {self._seconds / 60:g} minutes after "
