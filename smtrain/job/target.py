@@ -15,6 +15,8 @@ from smtrain.errors import ConfigError, JobError
 if TYPE_CHECKING:
     import boto3
 
+    from smtrain.local import Endpoint
+
 TargetName = Literal["local", "aws"]
 
 
@@ -31,7 +33,7 @@ class Target:
         if self.name == "local":
             from smtrain.local import ensure_running
 
-            return ensure_running().session()
+            return reviving(ensure_running())
         import boto3
 
         return boto3.Session(region_name=self.region)
@@ -100,6 +102,25 @@ def retrying(service: str) -> Any:
     from botocore.config import Config
 
     return Config(retries={"mode": "standard" if service == "logs" else "adaptive", "total_max_attempts": 12})
+
+
+def reviving(endpoint: Endpoint) -> boto3.Session:
+    """A session whose calls start the local control plane again where it has died, and are then repeated.
+
+    They raise `LocalError` where it was stopped on purpose or cannot be started.
+    """
+    from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.exceptions import HTTPClientError
+
+    from smtrain.local.endpoint import revive
+
+    def look(caught_exception: Exception | None = None, **_: Any) -> None:
+        if isinstance(caught_exception, NoConnection | HTTPClientError):
+            revive(endpoint)
+
+    session = endpoint.session()
+    session.events.register_first("needs-retry", look)  # clients take a session's handlers over
+    return session
 
 
 @contextmanager

@@ -170,6 +170,33 @@ def ensure_running(home: Path | None = None) -> Endpoint:
         ) from None
 
 
+def revive(before: Endpoint) -> None:
+    """Start a control plane again that has died under those who use it; one that answers is left alone.
+
+    Raises LocalError where it was ended on purpose, cannot be started, or comes back at another address.
+    """
+    if _answers(before):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads((state_folder(before.home) / "endpoint.json").read_text()).get("stopped"):
+            raise LocalError(
+                "the local control plane was stopped, and its jobs with it; the same command starts it and goes on"
+            )
+    again = ensure_running(before.home)
+    if again.url != before.url:
+        raise LocalError(
+            f"the local control plane died and was started again at {again.url}, as another program has taken its old "
+            "address; the same command goes on"
+        )
+    if again.pid not in _revived:
+        _revived.add(again.pid)
+        print("smtrain: the local control plane had died; it was started again, its jobs have failed", file=sys.stderr)
+
+
+_revived: set[int] = set()
+"""Processes of control planes that were said to be new."""
+
+
 def _start(home: Path) -> Endpoint:
     state = state_folder(home)
     package_parent = Path(__file__).resolve().parents[2]

@@ -152,8 +152,14 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     room.insist(lambda: write_atomically(state / "aws_config", config))
     written = {k: v for k, v in vars(endpoint).items() if k != "home"}
 
+    def end() -> None:
+        # Clients start a plane again that has died, not one that was told to end.
+        with contextlib.suppress(OSError):
+            write_atomically(state / "endpoint.json", json.dumps({**written, "stopped": True}))
+        server.shutdown()
+
     def leave(*_: Any) -> None:
-        threading.Thread(target=server.shutdown, daemon=True).start()
+        threading.Thread(target=end, daemon=True).start()
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)

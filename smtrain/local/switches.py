@@ -160,6 +160,11 @@ class Plane:
             with error:
                 said = error.read().decode(errors="replace")
             raise LocalError(f"the local control plane refused {what!r}: {said}") from None
+        except OSError as error:  # URLError is one
+            raise LocalError(
+                f"the local control plane at {self.endpoint.url} does not answer ({error}); "
+                "`smtrain local status` says whether it runs"
+            ) from None
         return told
 
 
