@@ -66,7 +66,13 @@ class Container:
 
     @property
     def checkpoint_dir(self) -> Path:
+        """The run's checkpoints, of all its jobs."""
         return self.root / "checkpoints"
+
+    @property
+    def job(self) -> str:
+        """The job's name, which SageMaker gives its containers; empty in a shell."""
+        return os.environ.get("TRAINING_JOB_NAME", "")
 
     def config(self) -> JobConfig:
         """The stage's config, from the channel `config`; keys of other stages have their defaults."""

@@ -17,13 +17,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.errors import CheckpointError
+from smtrain.lines import lines_in
 
 if TYPE_CHECKING:
     from smtrain.checkpoint.places import Place
@@ -129,7 +130,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of every checkpoint folder, whole or not, oldest first."""
+    """(step, path) of every checkpoint folder that one job wrote, whole or not, oldest first."""
     if not folder.is_dir():
         return []
     found = ((_STEP.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir())
@@ -171,18 +172,14 @@ def _lacking(files: Mapping[str, Mapping[str, Any]], present: Sizes, checkpoint:
     return None
 
 
-def steps(files: Iterable[str]) -> list[str]:
-    """The checkpoint folders among relative paths, oldest first."""
-    found = {(int(m[1]), m[0]) for file in files if "/" in file and (m := _STEP.fullmatch(file.split("/")[0]))}
-    return [name for _, name in sorted(found)]
-
-
 def newest_whole(folder: Path) -> Path | None:
-    """The whole checkpoint of the highest step; those passed over are logged with the reason.
+    """The newest whole checkpoint of a run's newest line; those passed over are logged with the reason.
 
     Call it on rank 0 and share the answer: ranks of one job must load one checkpoint.
     """
-    for _, path in reversed(checkpoints(folder)):
+    lines = lines_in(folder)
+    for _, name in reversed(lines.steps(lines.parts(lines.newest))):
+        path = folder / name
         reason = fault(path)
         if reason is None:
             return path
@@ -207,35 +204,12 @@ def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{checkpoint / name} differs from its sha256 in {NAME}: take another checkpoint")
 
 
-def surplus(folder: Path, keep: int, present: Mapping[str, Sizes] | None = None) -> list[Path]:
-    """What may go so that the newest `keep` (at least one) whole checkpoints stay: all that is older than those.
-
-    Broken ones newer than that stay, since another host may be writing them; with nothing whole, nothing goes.
-    `present` gives the files on all disks by checkpoint name.
-    """
-    if keep < 1:
-        raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
-    found = checkpoints(folder)
-    whole = [step for step, p in found if fault(p, None if present is None else present.get(p.name, {})) is None]
-    if len(whole) < keep:
-        return []
-    return [path for step, path in found if step < whole[-keep]]
-
-
 def remove(checkpoint: Path) -> None:
     """Delete a checkpoint from this disk: the manifest first, so that no half of it ever looks whole."""
     with suppress(FileNotFoundError):  # of a shared disk, another host may have deleted it already
         (checkpoint / NAME).unlink(missing_ok=True)
         sync_folder(checkpoint)
     shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def prune(folder: Path, keep: int) -> list[Path]:
-    """Keep the newest `keep` whole checkpoints of a disk that holds all files; gives what was deleted."""
-    gone = surplus(folder, keep)
-    for path in gone:
-        remove(path)
-    return gone
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:

@@ -16,11 +16,13 @@ from smtrain.checkpoint.nxd_names import shard_files
 from smtrain.checkpoint.places import Place, is_uri, place, read_text
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.errors import CheckpointError
+from smtrain.lines import Lines
 
 
 def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled") -> WeightSource:
-    """A Hugging Face folder, NxD shards (or a folder of whole tags), or native checkpoints (the newest whole one).
+    """A Hugging Face folder, NxD shards (or a folder of whole tags), or a run's checkpoints (the newest whole one).
 
+    Of a run the newest line counts: `smtrain.lines`.
     `path` is a folder or an s3:// URI. `config` is for NxD's own saves, which have no config.json, and `kv_order` says
     for which chip those were laid out. Raises CheckpointError that says what was found where it is none of them.
     """
@@ -32,12 +34,15 @@ def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_orde
     where = place(path)
     if _format(where) == native_manifest.FORMAT:
         return NativeSource(where)
-    if steps := native_manifest.steps(where.files()):
-        newest = next((s for s in reversed(steps) if native_manifest.fault_at(where.below(s)) is None), None)
-        if newest is None and not shard_files(where.below(steps[-1]).files()):
+    lines = Lines(where.files(), lambda name: read_text(where, name))
+    if steps := [name for _, name in lines.steps(lines.parts(lines.newest))]:
+        for name in reversed(steps):
+            if native_manifest.fault_at(where.below(name)) is None:
+                return NativeSource(where.below(name))
+            if "/" in name and _is_done(where.below(name)):
+                return NxDSource(where.below(name), config, kv_order)
+        if not shard_files(where.below(steps[-1]).files()):
             raise CheckpointError(f"{path} holds checkpoints of which none is whole; train until one is complete.")
-        if newest is not None:
-            return NativeSource(where.below(newest))
     if shard_files(where.files()):
         return NxDSource(where, config, kv_order)
     if is_hf_folder(where):
@@ -66,6 +71,11 @@ def _format(where: Place) -> str | None:
     except (CheckpointError, ValueError, RecursionError):
         return None
     return content.get("format") if isinstance(content, dict) else None
+
+
+def _is_done(where: Place) -> bool:
+    """Whether it is a tag that NxD has marked as done."""
+    return "done" in where.files() and bool(shard_files(where.files()))
 
 
 def _newest_tag(where: Place) -> str | None:

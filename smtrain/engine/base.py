@@ -8,6 +8,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from smtrain.checkpoint.pruning import Arrived
+from smtrain.lines import Line
+
 
 @dataclass(frozen=True)
 class ParallelOptions:
@@ -116,10 +119,11 @@ class Engine(Protocol):
         """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`."""
         ...
 
-    def prune(self, folder: Path, keep: int) -> None:
-        """Delete all but the newest `keep` whole checkpoints, and broken ones older than those.
+    def prune(self, line: Line, keep: int, arrived: Arrived | None = None) -> None:
+        """Delete what is older than the newest `keep` checkpoints of a line that are whole and have arrived.
 
-        Every host deletes on its own disk.
+        Every host deletes on its own disk. `arrived`, which rank 0 asks, says what is whole where checkpoints are kept;
+        without it that is the disks.
         """
         ...
 

@@ -16,6 +16,7 @@ PARTS = (
     "__init__.py",
     "errors.py",
     "container.py",
+    "lines.py",
     "config",
     "facts",
     "data",

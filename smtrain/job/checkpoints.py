@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from smtrain.job.inputs import list_objects, split_uri
 from smtrain.job.target import Target
+from smtrain.lines import Lines
 
 _RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine nxd
-_STEP_FOLDER = re.compile(r"step_(\d+)/(.+)")
 
 
 @dataclass(frozen=True)
@@ -32,21 +31,27 @@ class Step:
         return not self.lacking
 
 
-def saved_steps(target: Target, uri: str) -> list[Step]:
-    """Every step below a checkpoint prefix, oldest first. Raises `JobError` where the prefix may not be listed."""
+def saved_steps(target: Target, uri: str, job: str | None = None) -> list[Step]:
+    """The steps of one line below a run's checkpoint prefix, oldest first: a job's line, else the run's newest.
+
+    Raises `JobError` where the prefix may not be listed.
+    """
     uri = uri.rstrip("/") + "/"
     bucket, prefix = split_uri(uri)
-    found: dict[str, dict[str, int]] = {}
-    for item in list_objects(target, uri):
-        named = _STEP_FOLDER.fullmatch(item["Key"][len(prefix) :])
-        if named:
-            found.setdefault(f"step_{named[1]}", {})[named[2]] = item["Size"]
+
+    def read(name: str) -> bytes:
+        body: bytes = target.s3.get_object(Bucket=bucket, Key=prefix + name)["Body"].read()
+        return body
+
+    held = {item["Key"][len(prefix) :]: item["Size"] for item in list_objects(target, uri)}
+    lines = Lines(held, read)
     steps = []
-    for step, files in sorted(found.items()):
+    for _, step in lines.steps(lines.parts(job if job in lines.folders else lines.newest)):
+        files = {name[len(step) + 1 :]: size for name, size in held.items() if name.startswith(f"{step}/")}
         lacking = [_RECORDS[0]]
         if record := next((name for name in _RECORDS if name in files), None):
-            body = target.s3.get_object(Bucket=bucket, Key=f"{prefix}{step}/{record}")["Body"].read()
-            sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in _files(body).items()}
+            about = _files(read(f"{step}/{record}"))
+            sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about.items()}
             lacking = [name for name, size in sizes.items() if files.get(name) != size]
         steps.append(Step(f"{uri}{step}/", tuple(lacking)))
     return steps

@@ -135,14 +135,16 @@ class Job:
 
     @property
     def checkpoints(self) -> list[str]:
-        """s3:// prefixes of the whole checkpoints of the job's run, oldest first.
+        """s3:// prefixes of the whole checkpoints of the job's line, oldest first: its own, and those it went on from.
+
+        Of a job that has not begun to write, those of its run's newest line.
 
         Whole means: its manifest is there, and so is every file that the manifest names, with its size.
         """
         checkpointing = self.describe().get("CheckpointConfig")
         if not checkpointing:
             return []
-        return [step.uri for step in saved_steps(self.target, checkpointing["S3Uri"]) if step.whole]
+        return [step.uri for step in saved_steps(self.target, checkpointing["S3Uri"], self.name) if step.whole]
 
     # ---- what one does with it
     def stop(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ import torch
 from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, StepResult
 from smtrain.errors import SmtrainError
+from smtrain.lines import Line
 from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.schedule import learning_rate
@@ -53,7 +53,7 @@ class StopRequest:
 
 
 def train(
-    config: JobConfig, engine: Engine, loader: Loader, *, checkpoints: Path, resumed: int | None, samples: int,
+    config: JobConfig, engine: Engine, loader: Loader, *, line: Line, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch,
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
@@ -70,7 +70,7 @@ def train(
     def ended(wait: bool) -> None:
         whole = engine.end_save(wait)
         if whole is not None:
-            engine.prune(checkpoints, config.checkpoint.keep)
+            engine.prune(line, config.checkpoint.keep)
             stall.beat(f"saving step {whole}")
             if engine.rank == 0:
                 print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
@@ -79,7 +79,7 @@ def train(
         nonlocal began
         ended(wait=True)
         began = time.perf_counter()
-        engine.begin_save(checkpoints, step, position(samples))
+        engine.begin_save(line.own, step, position(samples))
 
     def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float, watch: LossWatch) -> StepResult:
         """One step from the weights as they are; a save of weights that do not bear it is given up."""

@@ -11,33 +11,41 @@ import torch.distributed as dist
 from smtrain.checkpoint import manifest as checkpoint_manifest
 from smtrain.config import JobConfig
 from smtrain.config.schema import digest
+from smtrain.container import Container
 from smtrain.data.manifest import Manifest
 from smtrain.engine.nxd import whole
 from smtrain.errors import CheckpointError
+from smtrain.lines import Line
 from smtrain.train.engines import Fault, Gather
 
 
-def newest_common(folder: Path, fault: Fault, gather: Gather) -> tuple[int, Path] | None:
-    """Step and folder of the newest checkpoint that is whole on the disk of every host. Collective.
+def line_of(container: Container, gather: Gather) -> Line:
+    """The line that this job writes and goes on with, the same on every host. Collective."""
+    root = container.checkpoint_dir
+    return Line(root, gather(Line.of(root, container.job).parts if dist.get_rank() == 0 else None)[0])
+
+
+def newest_common(line: Line, fault: Fault, gather: Gather) -> tuple[int, Path] | None:
+    """Step and folder of a line's newest checkpoint that is whole on the disk of every host. Collective.
 
     `fault` and `gather` are the engine's (train/engines.py).
     """
     mine = {}
-    for step, path in checkpoint_manifest.checkpoints(folder):
+    for step, path in line.checkpoints():
         reason = fault(path)
         if reason is None:
             mine[step] = path
         elif dist.get_rank() == 0:
-            print(f"passing over checkpoint {path.name}: {reason}", flush=True)
+            print(f"passing over checkpoint {line.name(path)}: {reason}", flush=True)
     common = set(mine).intersection(*map(set, gather(sorted(mine))))
     return (max(common), mine[max(common)]) if common else None
 
 
-def check_engine(folder: Path, engine: str) -> None:
+def check_engine(line: Line, engine: str) -> None:
     """Raise `CheckpointError` where the run's checkpoints are another engine's: this one would begin anew."""
     marks = {"native": checkpoint_manifest.NAME, "nxd": whole.NAME}
     for other, mark in marks.items():
-        for _, path in reversed(list(checkpoint_manifest.checkpoints(folder))):
+        for _, path in reversed(line.checkpoints()):
             if other != engine and (path / mark).exists():
                 raise CheckpointError(
                     f"train.engine: {path.name} of this run was written by engine {other}; set that, or start another "

@@ -21,7 +21,7 @@ from smtrain.train.entry import fail
 from smtrain.train.health import StallWatch
 from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
-from smtrain.train.resume import check_engine, check_position, newest_common, position
+from smtrain.train.resume import check_engine, check_position, line_of, newest_common, position
 from smtrain.train.trace import trace, tracing
 
 
@@ -36,8 +36,9 @@ def start(config: JobConfig, container: Container) -> None:
     manifest = Manifest.load(data)
     manifest.check_objective(data, options.objective)
     weights = None
-    check_engine(container.checkpoint_dir, options.engine)
-    resumed, resumed_from = newest_common(container.checkpoint_dir, fault, gather) or (None, None)
+    line = line_of(container, gather)
+    check_engine(line, options.engine)
+    resumed, resumed_from = newest_common(line, fault, gather) or (None, None)
     if resumed_from and not config.checkpoint.resume:
         raise CheckpointError(
             f"checkpoint.resume: is false, but the run has checkpoints up to {resumed_from.name}; "
@@ -58,7 +59,9 @@ def start(config: JobConfig, container: Container) -> None:
         state = engine.load(resumed_from)
         samples = check_position(resumed_from, state, position(config, manifest, 0))
     log = None
+    line = line.begun(resumed)
     if engine.rank == 0:
+        line.record()
         _announce(config, engine.parameters, resumed_from.name if resumed_from else None)
         if (resumed or 0) >= options.steps:
             print(
@@ -72,7 +75,7 @@ def start(config: JobConfig, container: Container) -> None:
             peak=peak_flops(config.compute.instance_type) * engine.world_size,
         )  # fmt: skip
     train(
-        config, engine, loader, checkpoints=container.checkpoint_dir, resumed=resumed, samples=samples,
+        config, engine, loader, line=line, resumed=resumed, samples=samples,
         position=lambda n: position(config, manifest, n), log=log, stop=stop, stall=stall,
     )  # fmt: skip
     if log:

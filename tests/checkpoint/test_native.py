@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from smtrain.checkpoint import manifest
+from smtrain.checkpoint import manifest, pruning
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import Manifest
@@ -26,6 +26,7 @@ from smtrain.checkpoint.native import (
     write_safetensors,
 )
 from smtrain.errors import CheckpointError
+from smtrain.lines import Line
 from smtrain.model.families import ModelShape
 from tests.checkpoint.models import configs
 
@@ -216,6 +217,12 @@ def broken(path: Path) -> None:
     (path / model_file(0, 0)).unlink()
 
 
+def prune(folder: Path, keep: int) -> None:
+    """As one rank with one disk."""
+    line = Line.of(folder, "")
+    pruning.prune(line, keep, None, manifest, gather=lambda value: [value], rank=0, local_rank=0)
+
+
 @pytest.mark.parametrize(
     ("whole_steps", "broken_steps", "keep", "left"),
     [
@@ -235,16 +242,16 @@ def test_pruning_keeps_the_newest_whole_ones(
     for step in broken_steps:
         broken(manifest.step_folder(tmp_path, step))
     before = manifest.newest_whole(tmp_path)
-    manifest.prune(tmp_path, keep)
+    prune(tmp_path, keep)
     assert [step for step, _ in manifest.checkpoints(tmp_path)] == left
     assert manifest.newest_whole(tmp_path) == before
-    manifest.prune(tmp_path, keep)
+    prune(tmp_path, keep)
     assert [step for step, _ in manifest.checkpoints(tmp_path)] == left
 
 
 def test_keeping_none_is_no_pruning(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep = 0"):
-        manifest.prune(tmp_path, 0)
+        prune(tmp_path, 0)
 
 
 @settings(files_are_slow, max_examples=6)

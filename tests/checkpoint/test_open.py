@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 
+from smtrain.checkpoint.about import inspect
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.export import export
 from smtrain.checkpoint.hf import HFSource
@@ -18,6 +20,7 @@ from smtrain.checkpoint.native import NativeSource, model_file, write_safetensor
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
 from smtrain.errors import CheckpointError
+from smtrain.lines import Line
 from smtrain.model.families import ModelShape
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
@@ -120,3 +123,25 @@ def test_conversions_do_without_torch(tmp_path: Path) -> None:
         "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))\n"
     )
     subprocess.run([sys.executable, "-c", code, str(model), str(tmp_path / "out")], check=True)
+
+
+def test_of_a_run_the_newest_line_is_taken_wherever_it_lies(tmp_path: Path) -> None:
+    """Here and in an object store: the line that began last, not the highest step of all."""
+    native(tmp_path, LLAMA, 3)
+    for job, at, steps in (("run-train-a", 3, (5, 9)), ("run-train-b", 5, (6, 7))):
+        line = Line.of(tmp_path, job).begun(at)
+        line.record()
+        for step in steps:
+            native(line.own, LLAMA, step, scale=step)
+    norm = random_weights(LLAMA)["model.norm.weight"]
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path), "/of-a-run", recursive=True)
+    try:
+        for run in (tmp_path, "memory://of-a-run"):
+            assert torch.equal(open_weights(run).read("model.norm.weight"), norm * 7)
+        (tmp_path / "run-train-b/step_00000007/manifest.json").unlink()
+        (tmp_path / "run-train-b/step_00000006" / model_file(0, 0)).unlink()
+        assert torch.equal(open_weights(tmp_path).read("model.norm.weight"), norm * 5), "where it began from"
+        assert inspect(tmp_path).step == 5
+    finally:
+        store.rm("/of-a-run", recursive=True)

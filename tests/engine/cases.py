@@ -20,6 +20,7 @@ from smtrain.checkpoint.native import NativeSource
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.native import NativeEngine, persist
 from smtrain.errors import SmtrainError
+from smtrain.lines import Line
 from smtrain.model.families import ModelShape
 
 BATCH, SEQ_LEN, STEPS = 8, 32, 20
@@ -322,7 +323,7 @@ def save_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, f
 
 def prune_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path], keep: int) -> None:
     folder = host_of(rank, folders)
-    engine(config, options).prune(folder, keep)
+    engine(config, options).prune(Line.of(folder, ""), keep)
 
 
 def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tensors: dict[str, Any] | None) -> str:

@@ -208,11 +208,13 @@ def test_stopped_it_saves_and_the_same_command_goes_on(whole: smtrain.Run, base:
         time.sleep(0.1)
     done = max(losses(job))
     assert done < STEPS
-    assert [uri.rstrip("/")[-8:] for uri in job.checkpoints] == [f"{done:08d}"]
+    own = f"/checkpoints/{job.name}/step_{done:08d}/"
+    assert [uri.endswith(own) for uri in job.checkpoints] == [True]
     again = smtrain.launch(other, say=lambda _: None)
     expected, after = losses(whole.job("train")), losses(again)
     assert min(after) == done + 1
     assert {step: expected[step] for step in after} == after
+    assert [uri.split("/")[-3] for uri in again.checkpoints] == [job.name, again.name], "each in a folder of its own"
 
 
 def test_a_failing_stage_is_one_sentence_with_its_cause(base: dict[str, Any], tmp_path: Path) -> None:

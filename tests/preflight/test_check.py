@@ -388,6 +388,11 @@ def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucke
     found = report(aws, "resume")
     assert found.ok
     assert "step_00000010 is not whole (it lacks a.safetensors): goes on from step_00000005" in found.warnings[0].text
+    put(f"{run}/tiny-train-aaaaaaaa", {"line.json": {"format": "smtrain-line", "version": 1, "number": 1,
+                                                     "from": {"job": "", "step": 5}}})  # fmt: skip
+    assert f"goes on from {run}/step_00000005/" in str(report(aws, "resume"))
+    put(f"{run}/tiny-train-aaaaaaaa/step_00000007", {"manifest.json": manifest, "a.safetensors": b"abc"})
+    assert f"goes on from {run}/tiny-train-aaaaaaaa/step_00000007/" in str(report(aws, "resume"))
     anew = with_(aws, "checkpoint", resume=False)
     assert "checkpoint.resume is false" in only_fault(report(anew, "resume"), "resume")
 

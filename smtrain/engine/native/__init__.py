@@ -5,7 +5,7 @@ stage      one (tp, pp) rank's part of the model
 pipeline   1F1B over the stages
 zero1      AdamW whose state is split over the data-parallel ranks
 engine     the three together: step, evaluate, logits
-persist    save, load and prune
+persist    save and load
 """
 
 from smtrain.engine.native.comm import init_distributed

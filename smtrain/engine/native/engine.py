@@ -8,16 +8,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from smtrain.checkpoint import manifest
 from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
 from smtrain.engine.native import comm, persist
-from smtrain.engine.native.comm import IGNORED, Mesh
+from smtrain.engine.native.comm import IGNORED, Mesh, local_rank
 from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.native.zero1 import Zero1AdamW
 from smtrain.errors import CheckpointError, ConfigError
+from smtrain.lines import Line
 from smtrain.model.families import ModelShape
 
 
@@ -96,8 +99,8 @@ class NativeEngine:
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))
 
-    def prune(self, folder: Path, keep: int) -> None:
-        persist.prune(self.mesh, Path(folder), keep)
+    def prune(self, line: Line, keep: int, arrived: Arrived | None = None) -> None:
+        prune(line, keep, arrived, manifest, gather=self.mesh.gather, rank=self.mesh.rank, local_rank=local_rank())
 
     def any(self, flag: bool) -> bool:
         raised = torch.tensor([int(flag)], device=self.device)

@@ -1,4 +1,4 @@
-"""Save, load and prune: what the ranks do together so that a checkpoint is whole or is not there.
+"""Save and load: what the ranks do together so that a checkpoint is whole or is not there.
 
 No folder is renamed and no disk is shared: each rank writes its own files, tells their sizes and hashes, and rank 0
 writes the manifest once all have told. Files are written by a thread from copies, while training goes on; what the
@@ -128,22 +128,6 @@ def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"ranks were given checkpoints of different steps {sorted(set(found))}: name one for all")
     engine.optimizer.restore(reader.manifest.optimizer_steps)
     return reader.manifest.state
-
-
-def prune(mesh: Mesh, folder: Path, keep: int) -> None:
-    """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold its host's files only."""
-    mine = {p.name: manifests.sizes(p) for _, p in manifests.checkpoints(folder)} if local_rank() == 0 else {}
-    together: dict[str, dict[str, int]] = {}
-    for held in mesh.gather(mine):
-        for name, files in held.items():
-            together.setdefault(name, {}).update(files)
-    gone = [p.name for p in manifests.surplus(folder, keep, together)] if mesh.rank == 0 else []
-    for name in gone:
-        manifests.remove(folder / name)
-    # Rank 0 tells what went only now, so that no host drops a file that a manifest still lists.
-    told = mesh.gather(gone)[0]
-    for name in told if local_rank() == 0 else []:
-        manifests.remove(folder / name)
 
 
 def _own_files(engine: NativeEngine) -> dict[str, dict[str, torch.Tensor]]:

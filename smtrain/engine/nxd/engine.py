@@ -18,17 +18,19 @@ from torch import nn
 from torch_neuronx.utils import get_platform_target
 
 from smtrain.checkpoint.layout import Layout
+from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
-from smtrain.engine.nxd import persist
+from smtrain.engine.nxd import persist, whole
 from smtrain.engine.nxd.attention import CoreAttention, Rotary
-from smtrain.engine.nxd.library import Everyone
+from smtrain.engine.nxd.library import Everyone, local_rank
 from smtrain.engine.nxd.model import Build, CausalLM, LlamaAttention, layer_class
 from smtrain.engine.nxd.optimizer import ClippedAdamW, groups
 from smtrain.engine.nxd.persist import SaveOptions
 from smtrain.engine.nxd.weights import fill
 from smtrain.errors import CheckpointError, ConfigError
+from smtrain.lines import Line
 from smtrain.model.families import FAMILIES, ModelShape
 
 IGNORED = -100  # the label that counts in no loss
@@ -156,9 +158,9 @@ class NxdEngine:
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))
 
-    def prune(self, folder: Path, keep: int) -> None:
-        coming = self.saving.pending is not None
-        persist.prune(self.everyone, Path(folder), max(1, keep - coming))
+    def prune(self, line: Line, keep: int, arrived: Arrived | None = None) -> None:
+        everyone = self.everyone
+        prune(line, keep, arrived, whole, gather=everyone.gather, rank=everyone.rank, local_rank=local_rank())
 
     def any(self, flag: bool) -> bool:
         return any(self.everyone.gather(flag))

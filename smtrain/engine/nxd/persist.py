@@ -1,14 +1,14 @@
-"""Save, load and prune by neuronx-distributed's own functions, made safe for hosts that share no disk.
+"""Save and load by neuronx-distributed's own functions, made safe for hosts that share no disk.
 
 The library takes the newest tag by the time of its `done`, which after a copy from S3 is chance: every tag is named
-here. It counts what to keep on rank 0's disk and waits for ranks that see another: pruning is ours. It loads optimizer
-before model, after which ZeRO-1 would write random weights over the loaded ones: two calls, the model's first.
+here. It counts what to keep on rank 0's disk and waits for ranks that see another: pruning is ours
+(checkpoint/pruning.py). It loads optimizer before model, after which ZeRO-1 would write random weights over the loaded
+ones: two calls, the model's first.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from neuronx_distributed import finalize_checkpoint, load_checkpoint, save_check
 
 from smtrain.checkpoint import manifest as manifests
 from smtrain.engine.nxd import whole
-from smtrain.engine.nxd.library import Everyone, local_rank
+from smtrain.engine.nxd.library import local_rank
 from smtrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def abandon(engine: NxdEngine) -> None:
     (path, _), engine.saving.pending = engine.saving.pending, None
     engine.everyone.gather(None)  # nobody writes any more
     if local_rank() == 0:
-        _remove(path)
+        whole.remove(path)
 
 
 def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
@@ -115,24 +115,6 @@ def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
     engine.optimizer_steps = record["optimizer_steps"]
     state: dict[str, Any] = record["state"]
     return state
-
-
-def prune(everyone: Everyone, folder: Path, keep: int) -> None:
-    """See `Engine.prune`: rank 0 decides by what all disks hold together, one rank of each host deletes."""
-    mine = {p.name: whole.sizes(p) for _, p in manifests.checkpoints(folder)} if local_rank() == 0 else {}
-    together: dict[str, dict[str, int]] = {}
-    for held in everyone.gather(mine):
-        for name, files in held.items():
-            together.setdefault(name, {}).update(files)
-    gone: list[str] = []
-    if everyone.rank == 0:
-        good = [p.name for _, p in manifests.checkpoints(folder) if whole.fault(p, together[p.name]) is None]
-        old = good[:-keep]
-        broken = [name for name in sorted(together) if name not in good and good and name < good[-1]]
-        gone = [*old, *broken]
-    told = everyone.gather(gone)[0]
-    for name in told if local_rank() == 0 else []:
-        _remove(folder / name)
 
 
 def _made_by(engine: NxdEngine) -> dict[str, Any]:
@@ -170,11 +152,4 @@ def _drop_broken(folder: Path) -> None:
     """
     for _, path in manifests.checkpoints(folder):
         if (path / "checkpoint").exists() and not (path / "done").exists():
-            _remove(path)
-
-
-def _remove(checkpoint: Path) -> None:
-    """The marks first, so that a deletion cut off leaves nothing that looks whole."""
-    for mark in (whole.NAME, "done"):
-        (checkpoint / mark).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint, ignore_errors=True)
+            whole.remove(path)

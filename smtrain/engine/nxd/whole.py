@@ -7,6 +7,7 @@ So `smtrain.json` beside it lists every file of every host with its size.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,10 @@ def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
         if held.get(name) != size:
             return f"{name} is missing" if name not in held else f"{name} has {held[name]} bytes instead of {size}"
     return None
+
+
+def remove(checkpoint: Path) -> None:
+    """The marks first, so that a deletion cut off leaves nothing that looks whole."""
+    for mark in (NAME, "done"):
+        (checkpoint / mark).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)

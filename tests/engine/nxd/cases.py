@@ -10,6 +10,7 @@ from typing import Any
 from smtrain.checkpoint import manifest
 from smtrain.engine.base import ParallelOptions
 from smtrain.errors import SmtrainError
+from smtrain.lines import Line
 from tests.engine import cases
 from tests.engine.cases import BATCH, OPTIMIZER, STEPS, Memory, weights
 from tests.engine.nxd import shim
@@ -100,7 +101,8 @@ def save_on_hosts(
     for step in range(3):
         cases.steps(e, step, step + 1)
         e.save(folder, step + 1, {})
-        e.prune(folder, 2)
+        e.end_save()
+        e.prune(Line.of(folder, ""), 2)
     persist.finish(e)
 
 

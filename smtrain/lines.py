@@ -1,0 +1,206 @@
+"""Which checkpoints of a run belong together: each train job writes a folder of its own, and says what it began from.
+
+    checkpoints/step_00000010/...           of a job without a name, or of an smtrain that had no lines
+    checkpoints/<job>/line.json             what the job began from, written by rank 0 before its first step
+    checkpoints/<job>/step_00000020/...
+
+A line is a job's own checkpoints, those of the job that it began from up to the step it began at, and so on. A resume
+follows one line, so that files of two writers never meet in one checkpoint, and checkpoints of two writers never in
+one run. Both halves read this: pure data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NAME = "line.json"
+FORMAT, VERSION = "smtrain-line", 1
+PREFIX = ""
+"""Stands for the prefix itself where a job's name stands otherwise."""
+UNNAMED = "unnamed"
+"""The folder of a job without a name, where jobs with names were before it."""
+_JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_STEP = re.compile(r"step_(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a job began from."""
+
+    number: int
+    """One more than that of every job of the run before it: the highest is the run's newest line."""
+    job: str | None
+    """The job whose line it goes on with, `PREFIX` for what lies in the prefix itself; None: it began anew."""
+    step: int | None
+    """The step of that line."""
+
+    def to_json(self) -> str:
+        began = None if self.job is None else {"job": self.job, "step": self.step}
+        return json.dumps({"format": FORMAT, "version": VERSION, "number": self.number, "from": began}) + "\n"
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Origin | None:
+        """None if the text is no such record."""
+        try:
+            content = json.loads(text)
+            began = content["from"] or {"job": None, "step": None}
+            right = (content["format"], content["version"]) == (FORMAT, VERSION)
+            return cls(int(content["number"]), began["job"], began["step"]) if right else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+
+@dataclass
+class Folder:
+    """One job's checkpoints; `origin` is None where its record is missing or damaged."""
+
+    origin: Origin | None = None
+    steps: dict[int, str] = field(default_factory=dict)
+    """Step -> path relative to the run's prefix, whole or not."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A job's checkpoints as far as they belong to a line."""
+
+    job: str
+    last: int | None
+    """The highest step that does; None: all."""
+
+
+class Lines:
+    """The lines below a run's prefix, by the relative paths of what it holds."""
+
+    def __init__(self, paths: Iterable[str], read: Callable[[str], str | bytes]) -> None:
+        """`paths` are of files, or of folders ("step_00000010/", "job/step_00000020"); `read` gives a record's text."""
+        self.folders: dict[str, Folder] = {}
+        for path in paths:
+            job, *rest = path.split("/")
+            if rest and (match := _STEP.fullmatch(job)):
+                self._folder(PREFIX).steps[int(match[1])] = job
+            elif rest == [NAME] and _JOB.fullmatch(job):
+                self._folder(job).origin = Origin.parse(read(path))
+            elif rest and _JOB.fullmatch(job) and (match := _STEP.fullmatch(rest[0])):
+                self._folder(job).steps[int(match[1])] = f"{job}/{rest[0]}"
+
+    def _folder(self, job: str) -> Folder:
+        return self.folders.setdefault(job, Folder())
+
+    def number(self, job: str) -> int:
+        """The order in which lines began; one without a record counts as begun last, since nobody knows better."""
+        origin = self.folders[job].origin
+        if job == PREFIX or origin:
+            return origin.number if origin else 0
+        return 1 + max((o.number for f in self.folders.values() if (o := f.origin)), default=0)
+
+    @property
+    def newest(self) -> str | None:
+        """The job whose line the run goes on with: the one begun last. None where there is none."""
+
+        def rank(job: str) -> tuple[int, int, str]:
+            return self.number(job), max(self.folders[job].steps, default=-1), job
+
+        return max(self.folders, key=rank, default=None)
+
+    def parts(self, job: str | None, last: int | None = None) -> tuple[Part, ...]:
+        """A job's line, its own checkpoints first; of none of them a step beyond `last`."""
+        found: list[Part] = []
+        while job is not None and job not in [part.job for part in found]:
+            found.append(Part(job, last))
+            origin = self.folders[job].origin if job in self.folders else None
+            if origin is None:
+                break
+            job = origin.job
+            if origin.step is not None:
+                last = origin.step if last is None else min(last, origin.step)
+        return tuple(found)
+
+    def steps(self, parts: Iterable[Part]) -> list[tuple[int, str]]:
+        """(step, relative path) of the checkpoints of a line, whole or not, oldest first."""
+        found: dict[int, str] = {}
+        for part in parts:
+            for step, path in self.folders.get(part.job, Folder()).steps.items():
+                if part.last is None or step <= part.last:
+                    found.setdefault(step, path)
+        return sorted(found.items())
+
+    def left(self, parts: Iterable[Part]) -> list[tuple[int, str]]:
+        """The same with what the line's jobs wrote beyond the steps that it goes on from."""
+        return sorted((s, path) for p in parts for s, path in self.folders.get(p.job, Folder()).steps.items())
+
+
+def lines_in(root: Path) -> Lines:
+    """The lines of a folder."""
+
+    def paths() -> Iterable[str]:
+        for top in root.iterdir() if root.is_dir() else ():
+            if not top.is_dir():
+                continue
+            yield f"{top.name}/"
+            if _JOB.fullmatch(top.name):
+                yield from (f"{top.name}/{p.name}" for p in top.iterdir() if p.is_dir() or p.name == NAME)
+
+    return Lines(paths(), lambda path: (root / path).read_bytes())
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line that a job writes and goes on with, on one host's disk."""
+
+    root: Path
+    """The run's prefix on this disk."""
+    parts: tuple[Part, ...]
+    """The job's own first."""
+
+    @classmethod
+    def of(cls, root: Path, job: str) -> Line:
+        """The line of a job: the one that it began before, else a new one that goes on with the run's newest."""
+        lines = lines_in(root)
+        if job == PREFIX and set(lines.folders) - {PREFIX}:
+            job = UNNAMED
+        if job in lines.folders or lines.newest is None:
+            return cls(root, lines.parts(job))
+        return cls(root, (Part(job, None), *lines.parts(lines.newest)))
+
+    @property
+    def own(self) -> Path:
+        """Where the job writes."""
+        return self.root / self.parts[0].job
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """(step, folder) of what this disk holds of the line, whole or not, oldest first."""
+        return [(step, self.root / path) for step, path in lines_in(self.root).steps(self.parts)]
+
+    def name(self, checkpoint: Path) -> str:
+        """A checkpoint's path relative to the run's prefix, the same on every host."""
+        return checkpoint.relative_to(self.root).as_posix()
+
+    def begun(self, step: int | None) -> Line:
+        """The line as it is once training goes on from `step` of it, None: from nothing."""
+        if step is None:
+            return Line(self.root, self.parts[:1])
+        limits = (step if part.last is None else min(part.last, step) for part in self.parts[1:])
+        older = (Part(part.job, last) for part, last in zip(self.parts[1:], limits, strict=True))
+        return Line(self.root, (self.parts[0], *older))
+
+    def record(self) -> None:
+        """Write down what the job began from, unless that is there. Rank 0's, before the first step."""
+        record, job = self.own / NAME, self.parts[0].job
+        if job == PREFIX or (record.exists() and Origin.parse(record.read_bytes())):
+            return
+        lines = lines_in(self.root)
+        number = 1 + max((lines.number(other) for other in lines.folders if other != job), default=0)
+        before = self.parts[1] if len(self.parts) > 1 else None
+        origin = Origin(number, before.job, before.last) if before else Origin(number, None, None)
+        self.own.mkdir(parents=True, exist_ok=True)
+        beside = record.with_name(f".{NAME}.part")
+        with open(beside, "w") as file:
+            file.write(origin.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, record)
