@@ -1,5 +1,5 @@
-"""Files in blocks of a few MiB: JSON lines and plain text (also gzipped or zstd), Parquet, Arrow as `datasets` saves
-it, and Megatron pairs, which are tokens already.
+"""Files in blocks of a few MiB: JSON lines and plain text (also compressed), Parquet, Arrow as `datasets` saves it,
+and Megatron pairs, which are tokens already.
 
 A file is read from its beginning to its end, each block cut between documents. Where the cuts fall depends on the file
 alone, so what comes out is the same whatever the number of workers.
@@ -7,10 +7,11 @@ alone, so what comes out is the same whatever the number of workers.
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from smtrain.errors import DataError, first_line
 
 BLOCK_BYTES = 4 << 20
 LARGEST_DOCUMENT = 256 << 20
+Wanted = Literal["text", "ids"]
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,25 @@ class Tokens:
         return self.ids.nbytes
 
 
-def cut_file(file: SourceFile, text_column: str = "text", separator: str | None = None) -> Iterator[Block]:
-    """The file in pieces of about BLOCK_BYTES. Raises DataError where it cannot be read at all."""
+def cut_file(
+    file: SourceFile, text_column: str = "text", separator: str | None = None, wanted: Wanted = "text"
+) -> Iterator[Block]:
+    """The file in pieces of about BLOCK_BYTES.
+
+    Raises DataError where it cannot be read at all, or a table's column is not what is `wanted` of it.
+    """
     try:
         if file.kind == "parquet":
-            yield from _parquet_blocks(file, text_column)
+            yield from _parquet_blocks(file, text_column, wanted)
         elif file.kind == "arrow":
-            yield from _arrow_blocks(file, text_column)
+            yield from _arrow_blocks(file, text_column, wanted)
         elif file.kind == "megatron":
             yield from _megatron_blocks(file)
         elif file.kind == "text" and separator is None:
             yield from _whole_text(file)
         else:
             yield from _cut_blocks(file, separator.encode() if separator and file.kind == "text" else b"\n")
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
         kind = {"parquet": "as Parquet ", "arrow": "as Arrow "}.get(file.kind, "")
         if file.compression:
             raise DataError(
@@ -75,9 +82,16 @@ def cut_file(file: SourceFile, text_column: str = "text", separator: str | None 
         raise DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.") from None
 
 
+def _unpacked(file: SourceFile, raw: Any) -> Any:
+    """What `read` gives the text of."""
+    if file.compression == "xz":
+        return lzma.open(raw)
+    return pa.CompressedInputStream(raw, file.compression) if file.compression else raw
+
+
 def _cut_blocks(file: SourceFile, separator: bytes) -> Iterator[Block]:
     with file.open() as raw:
-        stream = pa.CompressedInputStream(raw, file.compression) if file.compression else raw
+        stream = _unpacked(file, raw)
         rest, told, first = b"", 0, True
         while True:
             read = stream.read(BLOCK_BYTES)
@@ -99,7 +113,7 @@ def _cut_blocks(file: SourceFile, separator: bytes) -> Iterator[Block]:
 
 def _whole_text(file: SourceFile) -> Iterator[Block]:
     with file.open() as raw:
-        stream = pa.CompressedInputStream(raw, file.compression) if file.compression else raw
+        stream = _unpacked(file, raw)
         data = stream.read(LARGEST_DOCUMENT + 1)
     if len(data) > LARGEST_DOCUMENT:
         raise DataError(_too_long(file))
@@ -113,41 +127,44 @@ def _too_long(file: SourceFile) -> str:
     )
 
 
-def _parquet_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
+def _parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:
     import pyarrow.parquet as pq
 
     with file.open() as raw:
         # pages as they come instead of whole column chunks: a row group may be larger than memory
         table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
-        _check_column(file, table.schema_arrow.names, text_column)
+        _check_column(file, table.schema_arrow, text_column, wanted)
         about = table.metadata
-        place = next(i for i in range(about.num_columns) if about.schema.column(i).path.split(".")[0] == text_column)
+        # a path is the names of a column and of what it nests, each of which may have dots
+        paths = [about.schema.column(i).path for i in range(about.num_columns)]
+        place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
         size = sum(about.row_group(g).column(place).total_uncompressed_size for g in range(about.num_row_groups))
         rows = max(1, min(1 << 16, BLOCK_BYTES * about.num_rows // max(size, 1)))
         for number, batch in enumerate(table.iter_batches(batch_size=rows, columns=[text_column], use_threads=False)):
-            yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), number == 0, batch.column(0))
+            share = file.bytes * len(batch) // max(about.num_rows, 1)
+            yield Block(file, share, number == 0, batch.column(text_column))
 
 
-def _arrow_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
+def _arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:
     with file.open() as raw:
-        names, batches, _ = arrow_batches(raw)
+        schema, batches, _ = arrow_batches(raw)
         told, first = 0, True
-        _check_column(file, names, text_column)
+        _check_column(file, schema, text_column, wanted)
         for batch in batches:
             at = raw.tell()
-            yield Block(file, max(at - told, 0), first, batch.column(names.index(text_column)))
+            yield Block(file, max(at - told, 0), first, batch.column(text_column))
             told, first = max(at, told), False
 
 
-def arrow_batches(raw: Any) -> tuple[list[str], Iterator[Any], bool]:
-    """Column names and record batches of an open Arrow file or stream, and whether it is read in order (a stream)."""
+def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
+    """Schema and record batches of an open Arrow file or stream, and whether it is read in order (a stream)."""
     magic = raw.read(6)
     raw.seek(0)
     if magic == b"ARROW1":
         file = pa.ipc.open_file(raw)
-        return file.schema.names, (file.get_batch(i) for i in range(file.num_record_batches)), False
+        return file.schema, (file.get_batch(i) for i in range(file.num_record_batches)), False
     stream = pa.ipc.open_stream(raw)
-    return stream.schema.names, iter(stream), True
+    return stream.schema, iter(stream), True
 
 
 def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
@@ -166,8 +183,22 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         first = last
 
 
-def _check_column(file: SourceFile, names: list[str], text_column: str) -> None:
-    if text_column not in names:
+def _check_column(file: SourceFile, schema: Any, text_column: str, wanted: Wanted) -> None:
+    names = schema.names
+    if names.count(text_column) != 1:
+        there = "no column" if text_column not in names else "more than one column"
         raise DataError(
-            f"{file.path} has no column {text_column!r} but {', '.join(names)}; set data.text_column to one of them."
+            f"{file.path} has {there} {text_column!r} but {', '.join(names)}; set data.text_column to one of them."
         )
+    kind = schema.field(text_column).type
+    if wanted == "text" and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        texts = [field.name for field in schema if _is_text(field.type)]
+        raise DataError(
+            f"{file.path}: column {text_column!r} holds {kind} and not text; set data.text_column to "
+            f"{' or '.join(texts) or 'a column of text, which this file has not'}."
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+    return any(getattr(pa.types, f"is_{check}", lambda _: False)(kind) for check in checks)

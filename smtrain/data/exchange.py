@@ -157,7 +157,7 @@ def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> 
     lengths: list[NDArray[Any]] = [np.zeros(0, np.int64)]
     with target.open("wb") as out:
         for file in files:
-            for block in cut_file(file, "input_ids"):
+            for block in cut_file(file, "input_ids", wanted="ids"):
                 kind = block.payload.type
                 if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
                     raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids.")

@@ -26,8 +26,8 @@ class Manifest:
     (None without one). `samples` are windows of `seq_len` + 1 tokens, one every `seq_len`. `sources` has a row
     {name, bytes, documents} per file; `files` the size and SHA-256 of what was written; `bad_lines` the first few of
     `bad_line_count`. `parts` has a row {prefix, documents, tokens, samples} per source, in the order of the config;
-    `dropped` counts documents left out on purpose, by reason; `objective` sft means that the tokens
-    to learn are in MASK, the same documents in uint8.
+    `left_out` says which files of the sources were not read, and why; `dropped` counts documents left out on purpose,
+    by reason; `objective` sft means that the tokens to learn are in MASK, the same documents in uint8.
     """
 
     vocab_size: int
@@ -49,6 +49,7 @@ class Manifest:
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     objective: str = "pretrain"
     tokenized_by: str = ""
+    left_out: list[str] = dataclasses.field(default_factory=list)
     format_version: int = FORMAT_VERSION
 
     @property

@@ -91,7 +91,10 @@ def prepare(
             "name one, or set append_eod to false."
         )
     sources = [str(s) for s in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
-    files = [find_files(source, format, exclude=output) for source in sources]
+    left_out: list[str] = []
+    files = [find_files(source, format, exclude=output, say=left_out.append) for source in sources]
+    for sentence in left_out:
+        (say or _to_stderr)(f"prepare: {sentence}")
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
     created = not output.exists()
@@ -128,6 +131,7 @@ def prepare(
             ],
             dropped=tally.dropped,
             tokenized_by=tally.tokenized_by,
+            left_out=left_out,
         )
         # from here on a few renames: without its manifest the folder is no dataset, so a mixture is never read
         (output / NAME).unlink(missing_ok=True)

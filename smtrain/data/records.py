@@ -54,8 +54,8 @@ def _batches(file: SourceFile, raw: Any, columns: tuple[str, ...]) -> Iterator[t
         for batch in table.iter_batches(batch_size=_ROWS, columns=kept, use_threads=False):
             yield batch, len(batch) / max(table.metadata.num_rows, 1)
         return
-    names, found, in_order = arrow_batches(raw)
-    kept = _kept(file, names, columns)
+    schema, found, in_order = arrow_batches(raw)
+    kept = _kept(file, schema.names, columns)
     for whole in found:
         end = raw.tell() if in_order else 0
         for start in range(0, len(whole), _ROWS):

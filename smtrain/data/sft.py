@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +67,10 @@ def prepare_sft(
     facts = tokenizer_facts(tokenizer)
     shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
     kind: Any = "auto" if format == shape else format
-    files = [file for source in inputs for file in find_files(source, kind, exclude=output)]
+    left_out: list[str] = []
+    files = [file for source in inputs for file in find_files(source, kind, exclude=output, say=left_out.append)]
+    for sentence in left_out:
+        say(f"prepare: {sentence}")
     if other := next((file for file in files if file.kind in ("text", "megatron")), None):
         raise DataError(
             f"{other.name} is {'plain text' if other.kind == 'text' else 'tokens'}, and train.objective: sft learns "
@@ -96,7 +100,7 @@ def prepare_sft(
                 f"{', '.join(map(str, inputs))} gives no sample; {dict(found.told) or 'the files are empty'}."
             )
         written = fingerprints(journal.folder / PREFIX) | fingerprints(journal.folder / MASK)
-        manifest = found.manifest(facts, seq_len, files, written)
+        manifest = replace(found.manifest(facts, seq_len, files, written), left_out=left_out)
         # from here on a few renames: without its manifest the folder is no dataset, so a mixture is never read
         (output / NAME).unlink(missing_ok=True)
         for name in written:

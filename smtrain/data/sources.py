@@ -5,23 +5,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from smtrain.config import textfiles
+from smtrain.config.textfiles import ENDINGS, LeftOut
+from smtrain.data.hub import HUB, hub_files
 from smtrain.errors import DataError, first_line
 
 Format = Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron"]
-
-HUB = "hf://"
-_SUFFIXES: dict[str, tuple[str, ...]] = {
-    "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.zstd"),
-    "parquet": (".parquet",),
-    "arrow": (".arrow",),
-    "megatron": (".idx",),
-    "text": (".txt", ".txt.gz", ".txt.zst", ".txt.zstd"),
-}
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +33,8 @@ class SourceFile:
 
     @property
     def compression(self) -> str | None:
-        """Of the whole file, by its ending: gzip, zstd or None."""
-        return next((c for end, c in _COMPRESSIONS.items() if self.name.endswith(end)), None)
+        """Of the whole file, by its ending: gzip, bz2, xz, zstd or None."""
+        return textfiles.compression(self.name) if self.kind in ("jsonl", "text") else None
 
     def open(self) -> Any:
         """A seekable `pyarrow.NativeFile`; raises OSError."""
@@ -52,19 +46,24 @@ class SourceFile:
         return filesystem.open_input_file(path)
 
 
-def find_files(source: Path | str, format: Format = "auto", exclude: Path | None = None) -> list[SourceFile]:
-    """The files of a source that `format` reads, sorted by name; hidden ones and those under `exclude` are left out.
+def find_files(
+    source: Path | str, format: Format = "auto", exclude: Path | None = None, say: Callable[[str], None] | None = None
+) -> list[SourceFile]:
+    """The files of a source that `format` reads, sorted by name; none of those under `exclude`.
 
     `auto` goes by the ending. A named format reads its own endings in a folder or prefix, `text` every file; a file
-    that is named itself is read as the format says whatever its ending. Raises DataError where nothing is found.
+    that is named itself is read as the format says whatever its ending. `say` hears what else is there and why it is
+    not read. Raises DataError where nothing is found.
     """
-    if format != "auto" and format not in _SUFFIXES:
-        raise DataError(f"data.format is {format!r}; it is one of auto, {', '.join(_SUFFIXES)}.")
+    if format != "auto" and format not in ENDINGS:
+        raise DataError(f"data.format is {format!r}; it is one of auto, {', '.join(ENDINGS)}.")
+    say = say or (lambda sentence: None)
     text = str(source)
     if text.startswith(HUB):
-        return _hub_files(text)
+        return [_local(path, name, "arrow") for path, name in hub_files(text, say)]
     if text.startswith("s3://"):
-        return _chosen(_listed(text), format, source)
+        seen, hidden = _listed(text)
+        return _chosen(seen, hidden, format, source, say)
     inputs = Path(source)
     if inputs.is_file():
         return [_local(inputs, inputs.name, _kind_of_one(inputs.name, format))]
@@ -73,43 +72,38 @@ def find_files(source: Path | str, format: Format = "auto", exclude: Path | None
             raise DataError(f"{inputs} does not exist; give a file, a folder, a glob or an s3:// URI of text.")
         paths = sorted(Path(p) for p in glob.glob(text, recursive=True) if Path(p).is_file())
         base = Path(os.path.commonpath([p.parent for p in paths])) if paths else inputs
-        return _chosen([_local(p, p.relative_to(base).as_posix(), "") for p in paths], format, source)
+        return _chosen([_local(p, p.relative_to(base).as_posix(), "") for p in paths], [], format, source, say)
     # an output folder inside the input must not become input of the next run
     inside = exclude is not None and exclude.resolve().is_relative_to(inputs.resolve())
-    skip = exclude.resolve().relative_to(inputs.resolve()) if exclude and inside else None
-    found = []
-    for path in sorted(p for p in inputs.rglob("*") if p.is_file()):
-        relative = path.relative_to(inputs)
-        if not any(part.startswith(".") for part in relative.parts) and skip not in relative.parents:
-            found.append(_local(path, relative.as_posix(), ""))
-    return _chosen(found, format, source)
+    skip = inputs / exclude.resolve().relative_to(inputs.resolve()) if exclude and inside else None
+    paths, others = textfiles.folder_files(inputs, skip)
+    found = [_local(path, path.relative_to(inputs).as_posix(), "") for path in paths]
+    return _chosen(found, others, format, source, say)
 
 
-def _chosen(files: list[SourceFile], format: Format, source: Path | str) -> list[SourceFile]:
-    found = []
-    for file in files:
-        kind = "text" if format == "text" else _kind(file.name)
-        if kind is not None and format in ("auto", kind):
-            found.append(SourceFile(file.path, file.name, kind, file.bytes, file.stamp))
-    if not found:
-        endings = [s for k, v in _SUFFIXES.items() if format in ("auto", k) for s in v]
+def _chosen(
+    files: list[SourceFile], others: list[LeftOut], format: Format, source: Path | str, say: Callable[[str], None]
+) -> list[SourceFile]:
+    by_name = {file.name: file for file in files}
+    choice = textfiles.choose(((f.name, f.bytes) for f in files), format, lambda name: by_name[name].open(), others)
+    for sentence in choice.sentences():
+        say(f"{source}: {sentence}")
+    if not choice.read:
+        endings = [s for k, v in ENDINGS.items() if format in ("auto", k) for s in v]
+        also = "".join(f"; {sentence}" for sentence in choice.sentences()[:3])
         raise DataError(
-            f"{source} holds no file that ends in {', '.join(endings)}; "
+            f"{source} holds no file that ends in {', '.join(endings)} and can be read{also}; "
             "point to one that does, or set data.format to text to read every file as one document."
         )
-    return found
-
-
-def _kind(name: str) -> str | None:
-    return next((kind for kind, ends in _SUFFIXES.items() if name.endswith(ends)), None)
+    return [replace(by_name[name], kind=kind) for name, kind in choice.read]
 
 
 def _kind_of_one(name: str, format: Format) -> str:
-    kind = format if format != "auto" else _kind(name)
+    kind = format if format != "auto" else textfiles.kind(name)
     if kind is None:
         raise DataError(
             f"{name} has an ending that says nothing about its format; set data.format to "
-            f"{', '.join(list(_SUFFIXES)[:-1])} or text."
+            f"{', '.join(list(ENDINGS)[:-1])} or text."
         )
     return kind
 
@@ -131,8 +125,8 @@ def _remote(uri: str) -> tuple[Any, str]:
     return found
 
 
-def _listed(uri: str) -> list[SourceFile]:
-    """The objects of a prefix, or those that a pattern of *, ** and ? means."""
+def _listed(uri: str) -> tuple[list[SourceFile], list[LeftOut]]:
+    """The objects of a prefix, or those that a pattern of *, ** and ? means, and the hidden ones among them."""
     from pyarrow import fs
 
     wild = re.search(r"[^/]*[*?]", uri)  # from the first level that is no name
@@ -152,29 +146,12 @@ def _listed(uri: str) -> list[SourceFile]:
         for f in sorted(found, key=lambda f: f.path)
         if f.type == fs.FileType.File
     ]
-    seen = [f for f in files if not any(part.startswith(".") for part in f.name.split("/"))]
-    return [f for f in seen if wanted is None or wanted.fullmatch(f.name)]
+    found = [f for f in files if wanted is None or wanted.fullmatch(f.name)]
+    hidden = [f.name for f in found if any(part.startswith(".") for part in f.name.split("/"))]
+    return [f for f in found if f.name not in hidden], [LeftOut(name, "it is hidden") for name in hidden]
 
 
 def _pattern(text: str) -> re.Pattern[str]:
     """`glob`'s *, ** and ? for names that are no paths of this machine."""
     kinds = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return re.compile("".join(kinds.get(t) or re.escape(t) for t in re.split(r"(\*\*/|\*\*|\*|\?)", text)))
-
-
-def _hub_files(uri: str) -> list[SourceFile]:
-    """hf://NAME[:CONFIG][/SPLIT is written @SPLIT]: what `datasets` downloads, as the Arrow files of its cache."""
-    name, _, split = uri.removeprefix(HUB).partition("@")
-    name, _, config = name.partition(":")
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(f"{uri} needs the package datasets; pip install datasets, or give files.") from None
-    try:
-        found: Any = datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise DataError(
-            f"{uri} cannot be loaded ({first_line(error)}); see that the hub can be reached, or give files."
-        ) from None
-    paths = [Path(file["filename"]) for file in found.cache_files]
-    return [_local(path, f"{name}/{path.name}", "arrow") for path in paths]

@@ -29,6 +29,7 @@ CHECKS: dict[str, Check] = {
     "image": image.image,
     "model": dataset.model,
     "data": dataset.data,
+    "text": dataset.text,
     "inputs": storage.inputs,
     "resume": resume.resume,
     "memory": cost.memory,

@@ -1,4 +1,4 @@
-"""The model's folder and the prepared data in S3: whole, and made for one another."""
+"""The model's folder and the prepared data in S3: whole, and made for one another; and text that is here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from smtrain.config import textfiles
 from smtrain.config.checks import shape_faults
 from smtrain.job.inputs import split_uri
 from smtrain.preflight.context import Absent, Context, Unread
@@ -131,3 +132,27 @@ def _json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
     except ValueError:
         raise Unread(f"{uri.rstrip('/')}/{name} is not JSON") from None
     return told
+
+
+def text(context: Context) -> Iterator[Finding]:
+    """Text of this machine: what of it is read, and what is left out, before any of it is uploaded."""
+    if "prepare" not in context.stages:
+        return
+    given = context.chain.given
+    key = "data.sources" if given.data.sources else "data.path"
+    form = "auto" if given.data.format in ("alpaca", "messages") else given.data.format
+    for source in given.data.all_sources:
+        folder = Path(source.path)
+        if "://" in source.path or not folder.is_dir():
+            continue
+        choice, sizes = textfiles.choose_in(folder, form)
+        for sentence in choice.sentences():
+            yield Finding("text", "warning", f"{key}: {source.path}: {sentence}")
+        if choice.read:
+            size = sum(sizes[name] for name, _ in choice.read)
+            yield Finding("text", "ok", f"{key}: {source.path}: {len(choice.read):,} files, {size / 1e6:,.1f} MB")
+        else:
+            yield Finding(
+                "text", "fault", f"{key}: {source.path} holds no file of text that can be read",
+                "give a folder that does, or set data.format: text to read every file as one document",
+            )  # fmt: skip

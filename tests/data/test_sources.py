@@ -143,7 +143,7 @@ def test_a_text_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
 @settings(deadline=None)
 def test_a_text_is_cut_at_its_separator_wherever_the_blocks_end(tmp_path_factory, texts, size) -> None:
     folder = tmp_path_factory.mktemp("separated")
-    (folder / "a.txt").write_bytes("\n<>\n".join(texts).encode())
+    (folder / "a.txt").write_bytes(("\n<>\n".join(texts) or "\n<>\n").encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", size)
         assert read(folder, separator="\n<>\n") == (texts, [])

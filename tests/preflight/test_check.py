@@ -520,3 +520,18 @@ def test_spot_without_checkpoints_is_refused(aws: dict[str, Any]) -> None:
     late = with_(with_(aws, "compute", spot=True), "train", save_interval=100)
     assert "no checkpoint falls before the last of 100 steps" in only_fault(report(late, "spot"), "spot")
     assert "billed hours expected" in report(with_(late, "train", save_interval=10), "spot").findings[-1].text
+
+
+def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[str, Any], tmp_path: Path) -> None:
+    text = tmp_path / "texts"
+    text.mkdir()
+    (text / "a.jsonl").write_text('{"text": "a"}\n')
+    (text / "b.csv").write_text("b")
+    told = report(with_(aws, "data", path=str(text)), "text")
+    assert told.ok
+    assert [f.text for f in told.warnings if f.check == "text"] == [
+        f"data.path: {text}: b.csv is left out: nothing here reads files of that ending; set data.format, or give it "
+        "another"
+    ]
+    (text / "a.jsonl").unlink()
+    assert "holds no file of text" in only_fault(report(with_(aws, "data", path=str(text)), "text"), "text")

@@ -1,0 +1,230 @@
+"""Which files of a source are read as text, and for what reason others are not.
+
+Pure Python, because both the client and the job say it: a file that is neither read nor named would be lost unseen.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "parquet": (".parquet",),
+    "arrow": (".arrow",),
+    "megatron": (".idx",),
+    "text": (".txt",),
+}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
+"""Of a whole file, for the kinds that are read from their beginning to their end."""
+_COMPRESSED = ("jsonl", "text")
+_DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
+_SPLIT = re.compile(r"(train|test|validation|valid|val|dev)-\d{5}-of-\d{5}\b.*")
+_HEAD = 1 << 16
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is not read, by its name in the source."""
+
+    name: str
+    reason: str
+
+
+@dataclass
+class Choice:
+    """The names to read with their kind (a key of ENDINGS), in their order, and the files that are left out."""
+
+    read: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """What is left out, one sentence a reason."""
+        by_reason: dict[str, list[str]] = {}
+        for file in self.left_out:
+            by_reason.setdefault(file.reason, []).append(file.name)
+        return [
+            f"{_some(names)} {'is' if len(names) == 1 else 'are'} left out: {why}" for why, names in by_reason.items()
+        ]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def compression(name: str) -> str | None:
+    """gzip, bz2, xz, zstd or None, by the ending."""
+    return COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
+
+
+def kind(name: str) -> str | None:
+    """A key of ENDINGS, by the ending; None for one that says nothing."""
+    kinds = _COMPRESSED if compression(name) else tuple(ENDINGS)
+    return next((kind for kind in kinds if _bare(name).endswith(ENDINGS[kind])), None)
+
+
+def _bare(name: str) -> str:
+    """In small letters, without the ending of a compression."""
+    small = name.lower()
+    return small.removesuffix(PurePosixPath(small).suffix) if compression(name) else small
+
+
+def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], list[LeftOut]]:
+    """Every file below a folder that is not hidden, sorted, and what else lies there; nothing below `skip`."""
+    paths: list[Path] = []
+    left: list[LeftOut] = []
+    for parent, folders, names in os.walk(folder):
+        here = Path(parent)
+        for name in [*folders, *names]:
+            path = here / name
+            why = "it is hidden" if name.startswith(".") else _no_file(path, name in folders)
+            if why:
+                left.append(LeftOut(path.relative_to(folder).as_posix() + "/" * (name in folders), why))
+            elif name in names:
+                paths.append(path)
+        folders[:] = [n for n in folders if not n.startswith(".") and here / n != skip and not (here / n).is_symlink()]
+    return sorted(paths), sorted(left, key=lambda file: file.name)
+
+
+def _no_file(path: Path, is_folder: bool) -> str:
+    if is_folder:
+        return "it is a link to a folder, which is not followed; name that folder itself" if path.is_symlink() else ""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "it is a link to nothing" if path.is_symlink() else "it cannot be looked at"
+    return "" if stat.S_ISREG(mode) else "it is no ordinary file"
+
+
+def choose(
+    files: Iterable[tuple[str, int]], form: str, open_file: Callable[[str], IO[bytes]], left_out: Iterable[LeftOut] = ()
+) -> Choice:
+    """What of `files` (name and bytes) a source of the format `form` reads.
+
+    `open_file` opens one of them by its name; it is asked for small descriptions and for the heads of .json files.
+    """
+    made = Choice()
+    sizes = dict(files)
+    splits = _other_splits(sizes, open_file)
+    described = _described(sizes, open_file)
+    for name, size in sizes.items():
+        known = kind(name)
+        path = PurePosixPath(name)
+        if split := next((why for folder, why in splits.items() if folder in path.parents or folder == path), None):
+            why = split
+        elif not size:
+            why = "it is empty"
+        elif form == "text":
+            why, known = "", "text"
+        elif path.name in _DESCRIPTIONS:
+            why = "it describes a data set and holds no text"
+        elif (
+            path.suffix in (".bin", ".sums") and f"{path.with_suffix('')}.idx" in sizes and form in ("auto", "megatron")
+        ):
+            continue  # read with its .idx
+        elif known is None:
+            why = "nothing here reads files of that ending; set data.format, or give it another"
+        elif form not in ("auto", known):
+            why = f"data.format is {form}"
+        elif known == "arrow" and path.parent in described and path.name not in described[path.parent]:
+            why = "it is not of the data set that the state.json beside it describes"
+        else:
+            why = _no_lines(name, open_file) if _bare(name).endswith(".json") else ""
+        if why:
+            made.left_out.append(LeftOut(name, why))
+        else:
+            made.read.append((name, str(known)))
+    made.left_out += left_out
+    return made
+
+
+def choose_in(folder: Path, form: str) -> tuple[Choice, dict[str, int]]:
+    """What of a folder of this machine is read, and the bytes of each of its files."""
+    paths, others = folder_files(folder)
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    return choose(sizes.items(), form, lambda name: (folder / name).open("rb"), others), sizes
+
+
+def _beside_an_index(path: PurePosixPath, names: dict[str, int]) -> bool:
+    return path.suffix in (".bin", ".sums") and path.with_suffix(".idx").as_posix() in names
+
+
+def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, str]:
+    """Folders and files of splits that are not to be trained on, with the reason: a DatasetDict's, and by the names
+    that the hub gives (test-00000-of-00001.parquet beside train-...)."""
+    found: dict[PurePosixPath, str] = {}
+    for name in sizes:
+        path = PurePosixPath(name)
+        if path.name == "dataset_dict.json":
+            splits = _json(name, open_file).get("splits")
+            names = [str(split) for split in splits] if isinstance(splits, list) else []
+            if "train" in names:
+                why = "it is of another split than train; name its folder to read it"
+                found |= {path.parent / split: why for split in names if split != "train"}
+    by_folder: dict[PurePosixPath, dict[PurePosixPath, str]] = {}
+    for name in sizes:
+        path = PurePosixPath(name)
+        if match := _SPLIT.fullmatch(path.name):
+            by_folder.setdefault(path.parent, {})[path] = match[1]
+    for splits in by_folder.values():
+        if "train" in splits.values():
+            why = "by its name it is of another split than train; name the file to read it"
+            found |= {path: why for path, split in splits.items() if split != "train"}
+    return found
+
+
+def _described(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, set[str]]:
+    """The data files of each folder that `datasets` saved."""
+    found = {}
+    for name in sizes:
+        path = PurePosixPath(name)
+        if path.name == "state.json":
+            files = _json(name, open_file).get("_data_files")
+            if isinstance(files, list) and files:
+                found[path.parent] = {str(row.get("filename")) for row in files if isinstance(row, dict)}
+    return found
+
+
+def _json(name: str, open_file: Callable[[str], IO[bytes]]) -> dict[str, Any]:
+    try:
+        with open_file(name) as file:
+            found = json.loads(file.read())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _no_lines(name: str, open_file: Callable[[str], IO[bytes]]) -> str:
+    """Why a .json file is not JSON lines, which many are; "" where it is, or where the reading will tell."""
+    openers: dict[str | None, Any] = {None: lambda raw: raw, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+    unpack = openers.get(compression(name))
+    if unpack is None:  # zstd, which the standard library has not
+        return ""
+    try:
+        with open_file(name) as raw:
+            head = unpack(raw).read(_HEAD)
+    except (OSError, EOFError, lzma.LZMAError):
+        return ""
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    line, end, rest = head.partition(b"\n")
+    if head.startswith(b"["):
+        return "it is one JSON array; write a record a line, as .jsonl"
+    if not end and len(head) >= _HEAD - 3:
+        return ""  # a long line
+    try:
+        whole = isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        whole = False
+    if whole and rest.strip():
+        return ""
+    return "it is one JSON value; write a record a line, as .jsonl"

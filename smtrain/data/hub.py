@@ -1,0 +1,65 @@
+"""Data sets of the Hugging Face hub, `hf://NAME[:CONFIG][@SPLIT]`, as Arrow files of exactly the rows named."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import DataError, first_line
+
+HUB = "hf://"
+
+
+def hub_files(uri: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
+    """(path, name) of the Arrow files; the split is `train` where the URI names none, and `say` hears of the others.
+
+    A split is anything that `datasets` takes: `train`, `train[:5%]`, `train+validation`. Raises DataError where it
+    cannot be loaded.
+    """
+    name, _, split = uri.removeprefix(HUB).partition("@")
+    name, _, config = name.partition(":")
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(f"{uri} needs the package datasets; pip install datasets, or give files.") from None
+    try:
+        found: Any = datasets.load_dataset(name, config or None, split=split or "train")
+    except Exception as error:  # its own, huggingface_hub's and the network's have no common class
+        raise DataError(
+            f"{uri} cannot be loaded ({first_line(error)}); see that the hub can be reached, or give files."
+        ) from None
+    if others := sorted(set(found.info.splits or ()) - {"train"}) if not split else []:
+        say(f"{uri}: split {', '.join(others)} {'is' if len(others) == 1 else 'are'} left out; name it as {uri}@SPLIT")
+    paths = [Path(file["filename"]) for file in found.cache_files]
+    if len(paths) == 0 or _rows(paths) != len(found) or found._indices is not None:
+        paths = _written(found, uri, paths)  # a part of the rows, which the files of the cache do not say
+    return [(path, f"{name}/{path.name}") for path in paths]
+
+
+def _rows(paths: list[Path]) -> int:
+    import pyarrow as pa
+
+    count = 0
+    for path in paths:
+        with pa.memory_map(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
+            count += sum(len(batch) for batch in stream)
+    return count
+
+
+def _written(found: Any, uri: str, cache: list[Path]) -> list[Path]:
+    """The rows as files of their own beside the cache, written once."""
+    import datasets
+
+    base = cache[0].parent if cache else Path(datasets.config.HF_DATASETS_CACHE)
+    key = hashlib.sha256(f"{uri}\0{found._fingerprint}\0{len(found)}".encode()).hexdigest()[:16]
+    folder = base / f"smtrain-{key}"
+    if not (folder / "state.json").is_file():
+        partial = base / f".smtrain-{key}.{os.getpid()}"
+        found.save_to_disk(str(partial))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    return sorted(folder.glob("data-*.arrow"))
