@@ -17,6 +17,7 @@ PARTS = (
     "errors.py",
     "container.py",
     "lines.py",
+    "disk.py",
     "config",
     "facts",
     "data",
