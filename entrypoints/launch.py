@@ -1,4 +1,4 @@
-"""The container's first process: `python launch.py STAGE` installs what is missing and becomes the stage.
+"""The container's first process: `python launch.py STAGE` sees to the libraries and becomes the stage.
 
 Training runs under torchrun, and SIGTERM is handed to the training processes from here: torchrun would kill them 30 s
 after, of the 120 s that SageMaker gives, and end in an error. Standard library only: it runs before anything is there.
@@ -9,34 +9,86 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MASTER_PORT = "7777"  # what the SageMaker toolkits use
 
 
-def missing(requirements: Path) -> list[str]:
-    """The lines of a requirements file that the installed packages do not satisfy."""
-    from importlib import metadata
+def wanted(file: Path, stage: str) -> list[str]:
+    """The requirements of a pip file that concern a stage: a comment behind one names its stages; none means all."""
+    text = file.read_text("utf-8").replace("\\\n", " ")
+    parts = [line.partition("#") for line in text.splitlines()]
+    return [line.strip() for line, _, stages in parts if line.strip() and stage in (stages.split() or [stage])]
 
-    lines = [line.strip() for line in requirements.read_text("utf-8").splitlines() if line.strip()]
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:
-        return lines
+
+def missing(lines: list[str]) -> list[str]:
+    """The requirements that the installed packages do not satisfy; of a pinned one, any version will do."""
     lacking = []
     for line in lines:
-        wanted = Requirement(line)
+        name = re.split(r"[^A-Za-z0-9._-]", line)[0]
         try:
-            if not wanted.specifier.contains(metadata.version(wanted.name), prereleases=True):
-                lacking.append(line)
+            version = metadata.version(name)
         except metadata.PackageNotFoundError:
             lacking.append(line)
+            continue
+        if "--hash" in line:
+            continue
+        with contextlib.suppress(ImportError):
+            from packaging.requirements import Requirement
+
+            if not Requirement(line).specifier.contains(version, prereleases=True):
+                lacking.append(line)
     return lacking
+
+
+def refuse(stage: str, lacking: list[str], ml: Path) -> None:
+    """End with what is not there, where SageMaker looks for FailureReason: nothing is installed over a network."""
+    where = (
+        "install smtrain[train] in the environment of the control plane"
+        if "SMTRAIN_MASTER_PORT" in os.environ
+        else "build it into the image, or choose another (compute.image)"
+    )
+    told = f"{sys.executable} has no {', '.join(lacking)}, which stage {stage} needs; {where}"
+    print(told, file=sys.stderr, flush=True)
+    (ml / "output").mkdir(exist_ok=True)
+    (ml / "output/failure").write_text(told, "utf-8")
+    sys.exit(1)
+
+
+def libraries(stage: str, ml: Path) -> Path | None:
+    """A folder of the job with what travelled with the code for this stage and is not installed; None where nothing is.
+
+    Without an index, by the hashes of wheels.txt, and never into this Python.
+    """
+    lacking = missing(wanted(HERE / "wheels.txt", stage))
+    if not lacking:
+        return None
+    wheels, folder = ml / "input/data/code/wheels", ml / "code/libraries"
+    reason = "no wheels came with the code"
+    if wheels.is_dir():
+        lock = ml / "code/wheels.txt"
+        lock.write_text("\n".join(lacking) + "\n", "utf-8")
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pip", "--isolated", "install", "-q", "--disable-pip-version-check",
+                "--no-index", f"--find-links={wheels}", "--require-hashes", "--no-deps",
+                f"--target={folder}", f"--requirement={lock}",
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        if done.returncode == 0:
+            return folder
+        reason = (done.stdout.strip() or f"pip ended with status {done.returncode}").splitlines()[-1]
+    names = ", ".join(line.split("==")[0] for line in lacking)
+    print(f"without {names} ({reason}): slower ways are taken instead", flush=True)
+    return None
 
 
 def command(stage: str, ml: Path) -> list[str]:
@@ -98,13 +150,13 @@ def address(host: str) -> str:
 
 
 def main() -> None:
-    """Install, then become the stage."""
+    """See to the libraries, then become the stage."""
     stage = sys.argv[1]
     ml = Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
-    if lacking := missing(HERE / "requirements.txt"):
-        print(f"installing {', '.join(lacking)}", flush=True)
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *lacking], check=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    if lacking := missing(wanted(HERE / "requirements.txt", stage)):
+        refuse(stage, lacking, ml)
+    paths = [str(HERE.parent), str(libraries(stage, ml) or ""), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries are noise in a log

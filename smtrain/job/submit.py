@@ -21,6 +21,7 @@ from smtrain.job.inputs import upload_all
 from smtrain.job.quotas import Refusal
 from smtrain.job.stages import Chain, StagePlan
 from smtrain.job.waiting import LOOK, Patience
+from smtrain.job.wheels import travelling
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -52,7 +53,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     while True:
         for number, (way, planned) in enumerate(ways):
             if number not in uploaded:
-                upload_all(chain.target, list(planned.uploads), say)
+                wheels = travelling(planned.request, chain.target, say)
+                upload_all(chain.target, [*planned.uploads, *wheels], say)
                 uploaded.add(number)
             patience = patience or Patience(compute.capacity_wait, chain.target.name)
             job = _Attempt(way, planned, say, again).create()

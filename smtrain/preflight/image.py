@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from smtrain.facts import table
 from smtrain.facts.images import sdk_release, serves
+from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -20,6 +21,7 @@ def image(context: Context) -> Iterator[Finding]:
     for uri in sorted({r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}):
         yield from _release(context, uri)
         yield from _there(context, uri)
+        yield _contents(uri)
 
 
 def _release(context: Context, uri: str) -> Iterator[Finding]:
@@ -56,6 +58,20 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
             f"image ships it, and the image has {name}",
             "nothing needs to be done today; plan for trn2 with engine native",
         )  # fmt: skip
+
+
+def _contents(uri: str) -> Finding:
+    """What the stages import and the image may lack. No container installs anything from a network."""
+    names, here = ", ".join(wheels.names()), wheels.folder_of(uri).is_dir()
+    first = tuple(int(part) for part in table("images")["contents"]["whole_since"].split("."))
+    release = sdk_release(uri)
+    if release is None or release < first:
+        return Finding(
+            "image", "warning", "whether the image has every library of the stages cannot be told from here",
+            f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the code",
+        )  # fmt: skip
+    where = "are on this machine" if here else "will be downloaded here"
+    return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {where}")
 
 
 def _there(context: Context, uri: str) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from smtrain.errors import ConfigError
 from smtrain.job.inputs import upload_all
 from smtrain.job.stages import Chain
 from smtrain.job.target import TargetName, target_of
+from smtrain.job.wheels import travelling
 from smtrain.sdk import build, installed
 
 
@@ -31,4 +32,8 @@ def estimator(
     config = load_config(source, set_=set_, **sections)
     place = target_of(config, target)
     plan = Chain(config, place).plan(stage)
-    return build(generation, place, plan.request, lambda: upload_all(place, list(plan.uploads), say))
+
+    def upload() -> None:
+        upload_all(place, [*plan.uploads, *travelling(plan.request, place, say)], say)
+
+    return build(generation, place, plan.request, upload)

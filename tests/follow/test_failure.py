@@ -280,6 +280,7 @@ def test_a_known_message_in_the_log_finds_its_cause(name: str) -> None:
         ("ClientError: User is not authorized to perform: kms:GenerateDataKey on resource: arn:aws:kms:x", "s3-denied"),
         ("Error: Data download failed:Please ensure that the subnet's route table has an S3 VPC endpoint", "vpc"),
         ("ERROR: No matching distribution found for gigatoken>=0.10", "library-missing"),
+        ("/usr/bin/python3 has no pyarrow>=15, which stage prepare needs; build it into", "library-missing"),
     ],
 )
 def test_other_words_for_it_find_the_cause_too(words: str, name: str) -> None:

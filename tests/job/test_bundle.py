@@ -30,7 +30,7 @@ def test_it_holds_the_container_half_and_nothing_of_the_client() -> None:
     assert names == sorted(names)
     for stage in (*STAGES, "launch"):
         assert f"entrypoints/{stage}.py" in names
-    assert "entrypoints/requirements.txt" in names
+    assert {"entrypoints/requirements.txt", "entrypoints/wheels.txt"} <= set(names)
     assert "smtrain/facts/instances.toml" in names
     assert not [name for name in names if name.startswith(("smtrain/job", "smtrain/cli", "smtrain/local"))]
     assert not [name for name in names if "__pycache__" in name]

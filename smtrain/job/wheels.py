@@ -1,0 +1,101 @@
+"""What a job's image lacks, as wheels that travel with the code: downloaded once, pinned by hash, kept by content.
+
+The container installs them without a network (entrypoints/launch.py). They make stages faster, and none needs them:
+where they cannot be had here, the job goes without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from smtrain.facts import table
+from smtrain.home import home
+from smtrain.job.bundle import entrypoints_folder
+from smtrain.job.inputs import Say, Upload
+from smtrain.job.target import Target
+
+SECONDS = 180  # for the download
+_PYTHON = re.compile(r"-py3(\d+)(?:-|$)")
+
+
+def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
+    """The upload that belongs beside the code of a request; none on this machine, whose own Python runs the jobs."""
+    if target.name != "aws":
+        return []
+    channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"]}
+    code = channels["code"]["DataSource"]["S3DataSource"]["S3Uri"]
+    try:
+        files = fetch(request["AlgorithmSpecification"]["TrainingImage"])
+    except OSError as error:
+        say(
+            f"without {', '.join(names())}, which could not be downloaded ({error}): prepare and checkpoints are slower"
+        )
+        return []
+    return [Upload(f"{code}wheels/", tuple((path.name, path) for path in files))]
+
+
+def names() -> list[str]:
+    """The libraries of the lock file."""
+    return re.findall(r"^([a-z0-9-]+)==", lock_file().read_text("utf-8"), re.MULTILINE)
+
+
+def lock_file() -> Path:
+    return entrypoints_folder() / "wheels.txt"
+
+
+def pythons(image: str) -> list[str]:
+    """The CPython releases that an image may have, as pip says them ("312"): what its tag tells, else all."""
+    told = _PYTHON.search(image.rpartition(":")[2])
+    return [f"3{told[1]}"] if told else list(table("images")["contents"]["pythons"])
+
+
+def folder_of(image: str) -> Path:
+    """Where this machine keeps the wheels for an image, by the content of the lock file; it may not be there yet."""
+    kind = f"{'-'.join(pythons(image))}-{table('images')['contents']['architecture']}"
+    return home() / "wheels" / f"{hashlib.sha256(lock_file().read_bytes()).hexdigest()[:16]}-{kind}"
+
+
+def fetch(image: str) -> list[Path]:
+    """The wheels for an image, downloaded by pip where they are not here yet. Raises OSError with pip's reason."""
+    folder = folder_of(image)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+        try:
+            for python in pythons(image):
+                _download(python, part)
+            os.rename(part, folder)
+        except OSError:
+            if not folder.is_dir():  # or another process was faster
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return sorted(folder.glob("*.whl"))
+
+
+def _download(python: str, folder: Path) -> None:
+    machine = table("images")["contents"]["architecture"]
+    platforms = [f"--platform={tag}_{machine}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    try:
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-input",
+                "--retries=1", "--timeout=10", "--require-hashes", "--no-deps", "--only-binary=:all:",
+                "--implementation=cp",
+                f"--python-version={python}", *platforms, f"--dest={folder}", f"--requirement={lock_file()}",
+            ],
+            capture_output=True, text=True, errors="replace", timeout=SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise OSError(f"no answer within {SECONDS} s") from None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [f"pip: {done.returncode}"]
+        raise OSError(said[-1].removeprefix("ERROR: "))
