@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
+import hmac
 import json
 import os
 import signal
@@ -32,13 +34,15 @@ BUCKET = "smtrain-local"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/smtrain-local"
 READY_PATH = "/smtrain/ready"
 CONTROL_PATH = "/smtrain/control/"
+CONTROL = "SMTRAIN "
+"""What the Authorization of a control call begins with."""
 START_SECONDS = 60.0
 IDLE_EXIT_SECONDS = 4 * 3600
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A running control plane. The access key is made per home: without it the server refuses to answer."""
+    """A running control plane. Its keys are made per home: the server answers what is signed with them alone."""
 
     url: str
     region: str
@@ -113,6 +117,11 @@ def _local_session(endpoint: Endpoint) -> boto3.Session:
         aws_secret_access_key=endpoint.secret_key,
         region_name=endpoint.region,
     )
+
+
+def control_token(secret: str) -> str:
+    """What a control call shows in place of a signature: made of the secret, and no way back to it."""
+    return hmac.new(secret.encode(), b"smtrain control", hashlib.sha256).hexdigest()
 
 
 def home_folder(home: Path | None = None) -> Path:

@@ -2,8 +2,8 @@
 
     python -m smtrain.local.serve --home DIR [--port 0] [--idle-exit SECONDS] [--grace SECONDS]
 
-Whoever can call it can run programs as its user. So it binds 127.0.0.1 only, answers only requests that carry the
-access key of this home (other users of the machine do not have it), and none that a browser sends for a web page.
+Whoever can call it can run programs as its user. So it binds 127.0.0.1 only, answers only requests that are signed with
+the secret of this home (other users of the machine do not have it), and none that a browser sends for a web page.
 """
 
 from __future__ import annotations
@@ -23,41 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from smtrain.local.endpoint import ACCOUNT, BUCKET, READY_PATH, REGION, ROLE, Endpoint, state_folder
+from smtrain.local.endpoint import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, state_folder
 from smtrain.local.files import write_atomically
-
-
-class Gate:
-    """WSGI middleware: readiness for anyone, everything else only for holders of the access key."""
-
-    def __init__(self, app: Any, access_key: str) -> None:
-        self.app, self.access_key = app, access_key
-        self.last_request = time.monotonic()
-
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        path = environ.get("PATH_INFO", "")
-        if path == READY_PATH:
-            start_response("200 OK", [("Content-Type", "application/json")])
-            return [json.dumps({"pid": os.getpid()}).encode()]
-        self.last_request = time.monotonic()
-        if refusal := self._refusal(environ, path):
-            start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [refusal.encode()]
-        return self.app(environ, start_response)
-
-    def _refusal(self, environ: dict[str, Any], path: str) -> str | None:
-        host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0]
-        if host not in ("127.0.0.1", "localhost") or "HTTP_ORIGIN" in environ:
-            return "smtrain's local control plane does not answer web pages"
-        if path.startswith("/moto-api"):
-            return "moto's own API, which can erase all state, is closed here"
-        # The key is in `Credential=KEY/date/...` of the header or of a presigned URL, or in that of an older one.
-        signed = environ.get("HTTP_AUTHORIZATION", "") + "&" + environ.get("QUERY_STRING", "") + "&"
-        key = self.access_key
-        marks = (f"Credential={key}/", f"Credential={key}%2F", f"AWSAccessKeyId={key}&")
-        if not any(mark in signed for mark in marks):
-            return "this request does not carry the access key of this home's endpoint.json"
-        return None
+from smtrain.local.gate import Gate
 
 
 class ServerLog(io.TextIOBase):
@@ -134,7 +102,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     secret_key = before.get("secret_key") or secrets.token_hex(20)
     faults = Faults(DomainDispatcherApplication(create_backend_app))
     control = Control(faults)
-    gate = Gate(control, access_key)
+    gate = Gate(control, access_key, secret_key)
     server = _bind(gate, port, before.get("url", ""))
     url = f"http://127.0.0.1:{server.server_port}"
     endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import LocalError
-from smtrain.local.endpoint import CONTROL_PATH, Endpoint, ensure_running
+from smtrain.local.endpoint import CONTROL, CONTROL_PATH, Endpoint, control_token, ensure_running
 from smtrain.local.synthetic import line_of
 
 
@@ -150,7 +150,7 @@ class Plane:
         request = urllib.request.Request(  # noqa: S310 - a URL of our own on 127.0.0.1
             f"{self.endpoint.url}{CONTROL_PATH}{what}",
             data=json.dumps(asked).encode(),
-            headers={"Authorization": f"SMTRAIN Credential={self.endpoint.access_key}/"},
+            headers={"Authorization": f"{CONTROL}{control_token(self.endpoint.secret_key)}"},
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:

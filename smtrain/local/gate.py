@@ -1,0 +1,38 @@
+"""Who is let in: readiness is for anyone, everything else for who signs with the secret of this home."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from smtrain.local import signature
+from smtrain.local.endpoint import READY_PATH
+
+
+class Gate:
+    """WSGI middleware in front of everything else."""
+
+    def __init__(self, app: Any, access_key: str, secret_key: str) -> None:
+        self.app, self.access_key, self.secret_key = app, access_key, secret_key
+        self.last_request = time.monotonic()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ.get("PATH_INFO", "")
+        if path == READY_PATH:
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps({"pid": os.getpid()}).encode()]
+        self.last_request = time.monotonic()
+        if refusal := self._refusal(environ, path):
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [refusal.encode()]
+        return self.app(environ, start_response)
+
+    def _refusal(self, environ: dict[str, Any], path: str) -> str | None:
+        host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0]
+        if host not in ("127.0.0.1", "localhost") or "HTTP_ORIGIN" in environ:
+            return "smtrain's local control plane does not answer web pages"
+        if path.lstrip("/").startswith("moto-api"):
+            return "moto's own API, which can erase all state, is closed here"
+        return signature.fault_of(environ, self.access_key, self.secret_key)
