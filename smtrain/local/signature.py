@@ -100,7 +100,7 @@ def _by_old_query(environ: dict[str, Any], url: str, query: dict[str, str], keys
     names = ["content-md5", "content-type", *(_name(key) for key in environ if key.startswith("HTTP_X_AMZ_"))]
     headers = _headers({name: _header(environ, name) for name in names if _header(environ, name)})
     auth = HmacV1QueryAuth(keys)
-    text = auth.canonical_string(environ["REQUEST_METHOD"], urlsplit(url), headers, expires=query["Expires"])
+    text = auth.canonical_string(environ["REQUEST_METHOD"], urlsplit(url), headers, expires=int(query["Expires"]))
     return hmac.compare_digest(auth.sign_string(text), query["Signature"])
 
 

@@ -1,4 +1,4 @@
-"""Nobody starts a process here but who has the secret of the home: every attack tried ends in 403 and changes nothing."""
+"""Nobody starts a process here but who has the secret of the home: every attack ends in 403 and changes nothing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def test_a_signature_is_for_what_was_signed(client: Client, job: dict[str, Any])
     [
         "/moto-api/reset", "/%6doto-api/reset", "/%6Doto%2Dapi/reset", "//moto-api/reset", "/./moto-api/reset",
         "/x/../moto-api/reset", f"{CONTROL_PATH}faults", f"/.{CONTROL_PATH}faults", "/%73mtrain/control/faults",
-        "/smtrain/ready/../control/faults", "/smtrain/ready%2F..%2Fcontrol/faults", "/smtrain/ready?x", "/SMTRAIN/ready/",
+        "/smtrain/ready/../control/faults", "/smtrain/ready%2F..%2Fcontrol/faults", "/smtrain/ready?x",
+        "/SMTRAIN/ready/",
     ],
 )  # fmt: skip
 def test_no_spelling_of_a_path_is_a_way_in(client: Client, path: str) -> None:
