@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from smtrain.checkpoint import manifest as native_manifest
 from smtrain.checkpoint.dtypes import values
 from smtrain.checkpoint.hf import HFSource
 from smtrain.checkpoint.native import NativeSource
@@ -20,6 +19,7 @@ from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.places import Place
 from smtrain.checkpoint.plan import MANIFEST
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.verifying import verify as verify_native
 from smtrain.checkpoint.writing import BLOCK
 from smtrain.checkpoint.written import read_manifest
 from smtrain.errors import CheckpointError
@@ -134,7 +134,7 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
     if where.path() is None:
         raise CheckpointError(f"{path} is in an object store, which checks what it holds itself; copy it to verify it.")
     if isinstance(source, NativeSource):
-        native_manifest.verify(Path(str(where)))
+        verify_native(Path(str(where)))
         return len(source.manifest.files)
     if isinstance(source, HFSource) and not read_manifest(where):
         raise CheckpointError(f"{path} has no {MANIFEST}, so there is no hash to compare with; smtrain writes one.")

@@ -4,7 +4,8 @@
     step_00000010/optim/dp000_tp000_pp000.safetensors    optimizer state, one file per rank
     step_00000010/manifest.json                          written by rank 0 once all files of all hosts are written
 
-A checkpoint is whole when its manifest is there and every file in it has its size. While a job runs, each host's disk
+A checkpoint is whole when its manifest is there, belongs to the folder's step, and every file in it has its size;
+that the bytes are those written is what `verifying.py` finds out. While a job runs, each host's disk
 holds only what its own ranks wrote (and the manifest only rank 0's); after a restart SageMaker brings all files to all
 hosts. Pure Python, no torch.
 """
@@ -17,7 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 FORMAT = "smtrain-native"
 VERSION = 1
 NAME = "manifest.json"
+DIGEST = "digest"
 _STEP = re.compile(r"step_(\d{8,})")
 
 Sizes = Mapping[str, int]
@@ -65,7 +67,9 @@ class Manifest:
     """The folder inside the checkpoint that holds model/ and optim/; not empty where a whole step was saved again."""
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+        """With a digest of everything else in it, so that a manifest edited by hand is noticed."""
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return json.dumps({**content, DIGEST: digest_of(content)}, indent=1) + "\n"
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
@@ -91,6 +95,9 @@ class Manifest:
             raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise CheckpointError(f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder")
+        written = data.pop(DIGEST, None)  # older versions wrote none
+        if written is not None and written != digest_of({"format": FORMAT, **data}):
+            raise CheckpointError(f"{path} is not what was written (its digest differs): take another checkpoint")
         version = data.pop("version", None)
         if version != VERSION:
             raise CheckpointError(f"{path} has format version {version}, this smtrain reads {VERSION}: update smtrain")
@@ -145,10 +152,31 @@ def sizes(checkpoint: Path) -> dict[str, int]:
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
     """Why a checkpoint is not whole, None if it is. `present` are its files on all disks, this disk's by default."""
     try:
-        files = Manifest.read(checkpoint).files
+        found = Manifest.read(checkpoint)
     except CheckpointError as error:
         return str(error)
-    return _lacking(files, sizes(checkpoint) if present is None else present, str(checkpoint))
+    if reason := renamed(checkpoint.name, found.step):
+        return f"{checkpoint}: {reason}"
+    return _lacking(found.files, sizes(checkpoint) if present is None else present, str(checkpoint))
+
+
+def state(checkpoint: Path) -> dict[str, Any]:
+    """The training loop's part. Raises `CheckpointError` where the manifest is none, or of another step."""
+    found = Manifest.read(checkpoint)
+    if reason := renamed(checkpoint.name, found.step):
+        raise CheckpointError(f"{checkpoint}: {reason}")
+    return found.state
+
+
+def renamed(folder: str, step: int) -> str | None:
+    """What is wrong where a checkpoint of `step` lies in a folder named for another step."""
+    named = _STEP.fullmatch(folder)
+    return f"it was written as step {step}: the folder was renamed" if named and int(named[1]) != step else None
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """sha256 of a record's JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def fault_at(where: Place) -> str | None:
@@ -157,10 +185,12 @@ def fault_at(where: Place) -> str | None:
         return f"{where} has no {NAME}: the checkpoint was never completed, take another"
     try:
         text = bytes(where.read(NAME, 0, where.files()[NAME])).decode(errors="replace")
-        files = Manifest.parse(text, str(where)).files
+        found = Manifest.parse(text, str(where))
     except CheckpointError as error:
         return str(error)
-    return _lacking(files, where.files(), str(where))
+    if reason := renamed(str(where).rstrip("/").rpartition("/")[2], found.step):
+        return f"{where}: {reason}"
+    return _lacking(found.files, where.files(), str(where))
 
 
 def _lacking(files: Mapping[str, Mapping[str, Any]], present: Sizes, checkpoint: str) -> str | None:
@@ -185,23 +215,6 @@ def newest_whole(folder: Path) -> Path | None:
             return path
         log.warning("skipping the checkpoint %s: %s", path.name, reason)
     return None
-
-
-def verify(checkpoint: Path) -> None:
-    """Read every file and compare its hash. Raises `CheckpointError` naming the first that differs or is missing."""
-    reason = fault(checkpoint)
-    if reason is not None:
-        raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}")
-    for name, about in Manifest.read(checkpoint).files.items():
-        check_hash(checkpoint, name, about)
-
-
-def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any]) -> None:
-    """Raises `CheckpointError` where the bytes of file `name` are not those that the manifest is `about`."""
-    with open(checkpoint / name, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
-    if digest.hexdigest() != about["sha256"]:
-        raise CheckpointError(f"{checkpoint / name} differs from its sha256 in {NAME}: take another checkpoint")
 
 
 def remove(checkpoint: Path) -> None:
@@ -230,15 +243,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _digest(file: Any) -> Any:
-    digest = hashlib.sha256()
-    for block in _blocks(file):
-        digest.update(block)
-    return digest
-
-
-def _blocks(file: Any, size: int = 1 << 20) -> Iterator[bytes]:
-    while block := file.read(size):
-        yield block

@@ -20,9 +20,10 @@ import numpy as np
 from smtrain.checkpoint import dtypes, safetensors
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
 from smtrain.checkpoint.layout import Layout
-from smtrain.checkpoint.manifest import NAME, Manifest, check_hash, fault_at, sync_folder, verify
+from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.verifying import check_hash, verify
 from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
@@ -42,6 +43,21 @@ def model_file(tp: int, pp: int) -> str:
 
 def optimizer_file(dp: int, tp: int, pp: int) -> str:
     return f"optim/dp{dp:03d}_tp{tp:03d}_pp{pp:03d}.safetensors"
+
+
+def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
+    """The files that a rank of a (tp, pp, dp) mesh loads, and those that it would have written.
+
+    The latter so that every file is looked at by someone: a bf16 run loads none of the model files.
+    """
+    tp, pp, dp = mesh
+    if manifest.topology != {"tp": tp, "pp": pp, "dp": dp}:
+        return set(manifest.files)
+    t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
+    files = {optimizer_file(d, t, p)}
+    if d == 0 or manifest.precision == "fp32":
+        files.add(model_file(t, p))
+    return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ job, whose disks are gone when it ends. What became whole on the disks a moment 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,7 +53,7 @@ def surplus(line: Line, keep: int, whole: Callable[[Path], bool], arrived: Arriv
 
 
 def prune(
-    line: Line, keep: int, arrived: Arrived | None, disk: Disk, *,
+    line: Line, keep: int, arrived: Arrived | None, disk: Disk, distrusted: Collection[str] = (), *,
     gather: Callable[[Any], list[Any]], rank: int, local_rank: int,
 ) -> None:  # fmt: skip
     """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold its host's files only."""
@@ -64,7 +64,7 @@ def prune(
             together.setdefault(name, {}).update(files)
 
     def whole(path: Path) -> bool:
-        return disk.fault(path, together.get(line.name(path), {})) is None
+        return line.name(path) not in distrusted and disk.fault(path, together.get(line.name(path), {})) is None
 
     gone = [line.name(path) for path in surplus(line, keep, whole, arrived)] if rank == 0 else []
     for name in gone:

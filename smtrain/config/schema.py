@@ -172,6 +172,10 @@ class Checkpoint(Section):
     """Engine nxd: write in the background; a checkpoint counts when the next one begins, or at the end."""
     resume: bool = True
     """Go on from the newest whole checkpoint of this run, if there is one."""
+    verify: Literal["full", "size"] = "full"
+    """Before the first step: compare the hash of every file that is read with the one written, or its size only."""
+    step: int | None = Field(None, ge=0)
+    """Go on from this step's checkpoint; those after it are abandoned. Default: the newest."""
 
 
 class Output(Section):
@@ -286,6 +290,10 @@ class JobConfig(Section):
             del kept["data"]["document_mask"]
         if stage == "compile":  # no weight changes a graph
             kept["model"]["init"], kept["train"]["steps"] = "scratch", TRACED_STEPS
+        if stage == "train":  # a default takes no part in the identity of jobs begun before there was the key
+            for key, default in (("verify", "full"), ("step", None)):
+                if kept["checkpoint"][key] == default:
+                    del kept["checkpoint"][key]
         if stage in ("compile", "train"):
             kept["parallel"]["dp"] = self.dp
             kept["compute"] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -119,11 +120,11 @@ class Engine(Protocol):
         """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`."""
         ...
 
-    def prune(self, line: Line, keep: int, arrived: Arrived | None = None) -> None:
+    def prune(self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = ()) -> None:
         """Delete what is older than the newest `keep` checkpoints of a line that are whole and have arrived.
 
         Every host deletes on its own disk. `arrived`, which rank 0 asks, says what is whole where checkpoints are kept;
-        without it that is the disks.
+        without it that is the disks. Those that `distrusted` names, relative to the prefix, do not count as whole.
         """
         ...
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,25 @@ from smtrain.engine.base import Engine, OptimizerOptions, ParallelOptions
 from smtrain.train.trace import tracing
 
 Gather = Callable[[Any], list[Any]]
-Fault = Callable[[Path], str | None]
 
 
-def join(config: JobConfig) -> tuple[Gather, Fault]:
-    """Join the process group; gives what collects a value of every rank, and why a checkpoint is not whole.
+@dataclass(frozen=True)
+class Records:
+    """What an engine's checkpoints say of themselves."""
+
+    name: str
+    """Of the record's file."""
+    fault: Callable[[Path], str | None]
+    """Why a checkpoint is not whole, by the sizes of its files."""
+    state: Callable[[Path], dict[str, Any]]
+    files: Callable[[Path], Mapping[str, Mapping[str, Any]]]
+    """Size of every file, and sha256 where there is one."""
+    read_by: Callable[[Path, tuple[int, int, int], int], set[str]]
+    """The files that a rank of a (tp, pp, dp) mesh loads."""
+
+
+def join(config: JobConfig) -> tuple[Gather, Records]:
+    """Join the process group; gives what collects a value of every rank, and what reads the checkpoints' records.
 
     Raises `ConfigError` where the container cannot run the engine.
     """
@@ -30,10 +45,11 @@ def join(config: JobConfig) -> tuple[Gather, Fault]:
         if tracing():  # all hosts' processes are on one, and groups are laid out by those of a host
             os.environ["LOCAL_WORLD_SIZE"] = str(config.processes_per_instance)
         library.init_distributed()
-        return library.Everyone().gather, whole.fault
+        records = Records(whole.NAME, whole.fault, whole.state, whole.files, whole.read_by)
+        return library.Everyone().gather, records
     import torch.distributed as dist
 
-    from smtrain.checkpoint import manifest
+    from smtrain.checkpoint import manifest, native
     from smtrain.engine.native import init_distributed
 
     init_distributed()
@@ -43,7 +59,13 @@ def join(config: JobConfig) -> tuple[Gather, Fault]:
         dist.all_gather_object(out, value)
         return out
 
-    return gather, manifest.fault
+    def files(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
+        return manifest.Manifest.read(checkpoint).files
+
+    def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
+        return native.read_by(manifest.Manifest.read(checkpoint), mesh, rank)
+
+    return gather, Records(manifest.NAME, manifest.fault, manifest.state, files, read_by)
 
 
 def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | None) -> Engine:

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from smtrain.engine.base import StepResult
 from smtrain.errors import SmtrainError
@@ -18,6 +18,7 @@ from smtrain.train.last_words import PATIENCE as SAY_SECONDS
 from smtrain.train.last_words import say, unwaiting_stderr
 
 HISTORY = 32  # steps whose mean loss is what "usual" means; half of them must be known
+RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather than the run's
 PATIENCE = 3  # steps in a row above the bound: one alone can be its batch's fault
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
 DUMP_SECONDS = 10.0  # for the other ranks to say where they stand before the first one ends the job
@@ -26,23 +27,42 @@ AFTER_SECONDS = 2 * DUMP_SECONDS + 3 * SAY_SECONDS
 
 
 class LossWatch:
-    """Raises when the loss or the gradient is no number, or the loss stays above twice its usual value plus one."""
+    """Raises when the loss or the gradient is no number, is that of a model that knows nothing, or explodes.
 
-    def __init__(self) -> None:
-        self._usual: deque[float] = deque(maxlen=HISTORY)
+    To explode is to stay above twice the usual loss plus one; the usual loss is known across resumes.
+    """
+
+    def __init__(self, vocabulary: int = 0, losses: Iterable[float] = (), resumed_from: str | None = None) -> None:
+        """`losses` are the `history` of the run so far, `resumed_from` names the checkpoint that it goes on from."""
+        self._usual: deque[float] = deque(losses, maxlen=HISTORY)
         self._above: list[tuple[int, int]] = []
+        self._uniform = math.log(vocabulary) if vocabulary > 1 else math.inf
+        self._resumed_from, self._checked, self._ignorant = resumed_from, 0, 0
+
+    @property
+    def history(self) -> list[float]:
+        """The last usual losses, for the next attempt's watch."""
+        return list(self._usual)
 
     def check(self, step: int, result: StepResult, samples: range) -> None:
         """`samples` are those of the step. Raises `SmtrainError` that names steps and samples."""
-        advice = "lower the learning rate or look at these samples, the run goes on from its last checkpoint"
+        self._checked += 1
+        where = f"samples {samples.start} to {samples.stop - 1}"
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
             raise SmtrainError(
-                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, samples "
-                f"{samples.start} to {samples.stop - 1}; {advice}"
+                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {where}; "
+                f"{self._advice()}"
+            )
+        if result.grad_norm == 0 and result.loss > 0:  # a batch without labels has loss 0
+            raise SmtrainError(
+                f"the gradient is exactly 0 at step {step} (loss {result.loss:.4g}), which no model that can learn "
+                f"has: the weights are damaged; {self._remedy()}"
             )
         usual = sum(self._usual) / len(self._usual) if len(self._usual) >= HISTORY // 2 else math.inf
+        self._check_uniform(step, result.loss, usual)
         if result.loss <= 2 * usual + 1:
-            self._usual.append(result.loss)
+            if not self._ignorant:
+                self._usual.append(result.loss)
             self._above.clear()
             return
         self._above.append((step, samples.start))
@@ -50,8 +70,31 @@ class LossWatch:
             first, begin = self._above[0]
             raise SmtrainError(
                 f"train.lr: the loss exploded to {result.loss:.4g} (usually {usual:.4g}) at steps {first} to {step}, "
-                f"samples {begin} to {samples.stop - 1}; {advice}"
+                f"samples {begin} to {samples.stop - 1}; {self._advice()}"
             )
+
+    def _check_uniform(self, step: int, loss: float, usual: float) -> None:
+        """A trained model does not fall back to guessing: at once after a resume, else after some steps in a row."""
+        guesses = abs(loss - self._uniform) < 0.01 * self._uniform and usual < 0.8 * self._uniform
+        self._ignorant = self._ignorant + 1 if guesses else 0
+        if self._ignorant == PATIENCE or (guesses and self._resumed_from and self._checked == 1):
+            raise SmtrainError(
+                f"the loss is {loss:.4g} at step {step} (usually {usual:.4g}): that is ln(vocabulary), the loss of a "
+                f"model that knows nothing, so the weights look untrained or damaged; {self._remedy()}"
+            )
+
+    def _advice(self) -> str:
+        if self._resumed_from and self._checked <= RECENT:
+            return f"the run has only just gone on from {self._resumed_from}, which may be damaged: {self._remedy()}"
+        return "lower the learning rate or look at these samples, the run goes on from its last checkpoint"
+
+    def _remedy(self) -> str:
+        if self._resumed_from:
+            return (
+                f"compare {self._resumed_from} with its hashes (`smtrain checkpoint verify`), or go on from an earlier "
+                "checkpoint (`--from-step N`, checkpoint.step)"
+            )
+        return "compare the weights that the run began from with their hashes (`smtrain checkpoint verify`)"
 
 
 def _standing(heading: str) -> str:

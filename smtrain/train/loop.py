@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from smtrain.checkpoint.manifest import step_folder
 from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, StepResult
 from smtrain.errors import SmtrainError
 from smtrain.lines import Line
 from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
+from smtrain.train.position import Position
 from smtrain.train.schedule import learning_rate
-
-Position = Callable[[int], dict[str, Any]]
 
 
 class Loader(Protocol):
@@ -54,23 +53,24 @@ class StopRequest:
 
 def train(
     config: JobConfig, engine: Engine, loader: Loader, *, line: Line, resumed: int | None, samples: int,
-    position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch,
+    position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
+    distrusted: set[str],
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
-    `samples` is how many the run has consumed so far; `position(samples)` is what a checkpoint keeps beside the
-    weights. Checkpoints are written while training goes on, and become whole only when a step from their weights gave a
-    finite loss and gradient: an update can spoil weights that gave both. Raises `SmtrainError` naming step and samples
-    when the loss is no number or explodes.
+    `samples` is how many the run has consumed so far; `position` says what a checkpoint keeps beside the weights.
+    `distrusted` names checkpoints that do not count when old ones are pruned. Checkpoints are written while training
+    goes on, and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil
+    weights that gave both. Raises `SmtrainError` naming step and samples when the loss is no number or explodes.
     """
     options = config.train
     step, began = resumed or 0, 0.0
-    watch = LossWatch()
 
     def ended(wait: bool) -> None:
         whole = engine.end_save(wait)
         if whole is not None:
-            engine.prune(line, config.checkpoint.keep)
+            distrusted.discard(line.name(step_folder(line.own, whole)))  # it was written anew
+            engine.prune(line, config.checkpoint.keep, None, distrusted)
             stall.beat(f"saving step {whole}")
             if engine.rank == 0:
                 print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
@@ -79,7 +79,7 @@ def train(
         nonlocal began
         ended(wait=True)
         began = time.perf_counter()
-        engine.begin_save(line.own, step, position(samples))
+        engine.begin_save(line.own, step, position.at(step, samples, watch.history))
 
     def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float, watch: LossWatch) -> StepResult:
         """One step from the weights as they are; a save of weights that do not bear it is given up."""

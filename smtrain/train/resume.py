@@ -1,44 +1,187 @@
-"""Where a run goes on: the newest whole checkpoint that every host has, if it belongs to this run."""
+"""Where a run goes on: the newest checkpoint that every host has whole, of this run, and with the bytes written."""
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from smtrain.checkpoint import manifest as checkpoint_manifest
+from smtrain.checkpoint.verifying import Verification, deal, host_of
 from smtrain.config import JobConfig
-from smtrain.config.schema import digest
 from smtrain.container import Container
-from smtrain.data.manifest import Manifest
+from smtrain.engine.base import Engine
 from smtrain.engine.nxd import whole
 from smtrain.errors import CheckpointError
 from smtrain.lines import Line
-from smtrain.train.engines import Fault, Gather
+from smtrain.train.engines import Gather, Records
+from smtrain.train.position import arithmetic
+
+_NONE = (
+    "no checkpoint of this run can be trained on: {}; bring back what was written, or give the run another name to "
+    "begin anew"
+)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is whole by the sizes of its files, on the disk of every host."""
+
+    step: int
+    name: str
+    """Its path below the run's prefix."""
+    path: Path
+    digest: str
+    """sha256 of its record: two of one step that are not the same differ in it."""
+    state: dict[str, Any]
+    """The training loop's part."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a run may go on from, the first that is good."""
+
+    saved: list[Saved]
+    abandoned: list[Saved]
+    """Newer ones that were passed over by hand (checkpoint.step): they are not returned to."""
+
+
+def choose(line: Line, records: Records, gather: Gather, step: int | None) -> Choice:
+    """The checkpoints of a line that are whole on every host, the newest first. Collective.
+
+    `step` is `checkpoint.step`: the checkpoint of that step, or the newest that was trained from it. Raises
+    `CheckpointError` where it is none of them.
+    """
+    faults: dict[str, str] = {}
+    damaged: list[str] = []  # not only cut short, as what was never completed or never arrived
+    mine: dict[tuple[int, str], Saved] = {}
+    for number, path in line.checkpoints():
+        reason, state = records.fault(path), {}
+        if (path / records.name).exists():
+            try:
+                state = records.state(path)
+                wrong = arithmetic(number, state)
+            except CheckpointError as error:
+                wrong = str(error)
+            if wrong is not None:
+                damaged.append(line.name(path))
+                reason = wrong
+        if reason is None:
+            digest = hashlib.sha256((path / records.name).read_bytes()).hexdigest()
+            found = Saved(number, line.name(path), path, digest, state)
+            mine[number, found.digest] = found
+        else:
+            faults[line.name(path)] = reason
+    everyone = gather((sorted(mine), faults, damaged))
+    common = set(mine).intersection(*(keys for keys, _, _ in everyone))
+    saved = [mine[key] for key in sorted(common, reverse=True)]
+    told = {name: f"{reason} (on rank {rank})" for name, (rank, reason) in _worst(everyone).items()}
+    for name, reason in told.items() if dist.get_rank() == 0 else ():
+        print(f"passing over checkpoint {name}: {reason}", flush=True)
+    if not saved and any(damaged for _, _, damaged in everyone):
+        raise CheckpointError(_NONE.format("; ".join(told.values())))
+    if step is None:
+        left = {digest for s in saved for digest in s.state.get("abandoned", ())}
+        return Choice([s for s in saved if s.digest not in left], [s for s in saved if s.digest in left])
+    chosen = [s for s in saved if s.step == step or s.state.get("chosen") == step]
+    if not chosen:
+        held = ", ".join(str(s.step) for s in reversed(saved)) or "none"
+        raise CheckpointError(
+            f"checkpoint.step: {step} is no whole checkpoint of this run (those are: {held}); name one of them, or "
+            "leave it out to go on from the newest"
+        )
+    return Choice(chosen, [s for s in saved if s not in chosen and s.step > step])
+
+
+def _worst(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[int, str]]:
+    """By checkpoint, the first rank that has a fault of it, and which."""
+    out: dict[str, tuple[int, str]] = {}
+    for rank, (_, faults, _) in enumerate(everyone):
+        for name, reason in faults.items():
+            out.setdefault(name, (rank, reason))
+    return dict(sorted(out.items()))
+
+
+class Resume:
+    """Loads the newest checkpoint whose bytes are those written; hashing begins at once, beside all else."""
+
+    def __init__(self, choice: Choice, records: Records, gather: Gather, config: JobConfig) -> None:
+        self._choice, self._records, self._gather = choice, records, gather
+        self._mesh = (config.parallel.tp, config.parallel.pp, config.dp)
+        self._full = config.checkpoint.verify == "full"
+        self._begun = self._verify(choice.saved[0]) if choice.saved else None
+        self.passed_over: list[str] = []
+        """Names of those that are damaged."""
+
+    def load(self, engine: Engine) -> Saved | None:
+        """Fill the engine; gives what it was filled with, None where there is nothing to go on from. Collective.
+
+        Raises `CheckpointError` where every checkpoint is damaged: a run that has trained never begins anew unasked.
+        """
+        told = []
+        for at, saved in enumerate(self._choice.saved):
+            verification = self._begun if at == 0 else self._verify(saved)
+            failed, began = None, time.perf_counter()
+            try:
+                engine.load(saved.path)
+            except CheckpointError as error:
+                failed = error
+            loaded = time.perf_counter()
+            faults = self._gather(verification.fault() if verification else None)
+            fault = next((f"{f} (rank {rank})" for rank, f in enumerate(faults) if f is not None), None)
+            if fault is None:
+                if failed is not None:
+                    raise failed
+                self._say(saved, verification, loaded - began, time.perf_counter() - loaded)
+                return saved
+            told.append(f"{saved.name}: {fault}")
+            self.passed_over.append(saved.name)
+            following = self._choice.saved[at + 1 : at + 2]
+            if dist.get_rank() == 0 and following:
+                print(
+                    f"passing over checkpoint {saved.name}, which is damaged: {fault}; going on from "
+                    f"{following[0].name}, {saved.step - following[0].step} steps are trained again "
+                    "(`--from-step N`, checkpoint.step, chooses another)",
+                    flush=True,
+                )
+        if told:
+            raise CheckpointError(_NONE.format("; ".join(told)))
+        return None
+
+    def _verify(self, saved: Saved) -> Verification | None:
+        """Begin to hash this rank's share of what the ranks of its host read. Collective."""
+        locals_ = self._gather(int(os.environ.get("LOCAL_RANK", "0")))
+        if not self._full:
+            return None
+        rank = dist.get_rank()
+        here = host_of(locals_, rank)
+        files = self._records.files(saved.path)
+        needed = [self._records.read_by(saved.path, self._mesh, peer) for peer in here]
+        share = deal(needed, {name: about["size"] for name, about in files.items()})[rank - here.start]
+        hashes = {name: files[name]["sha256"] for name in share if "sha256" in files[name]}
+        if rank == 0 and not all("sha256" in about for about in files.values()):
+            print(f"checkpoint {saved.name} was written without hashes: only sizes are compared", flush=True)
+        return Verification(saved.path, hashes, max(1, (os.cpu_count() or 1) // len(here)))
+
+    def _say(self, saved: Saved, verification: Verification | None, loading: float, waited: float) -> None:
+        if dist.get_rank() == 0 and verification is not None and verification.bytes:
+            gigabytes = verification.bytes / 1e9
+            print(
+                f"checkpoint {saved.name} is what was written: rank 0 hashed {gigabytes:.3g} GB at "
+                f"{gigabytes / verification.seconds:.2g} GB/s, loaded in {loading:.1f} s and waited {waited:.1f} s",
+                flush=True,
+            )
 
 
 def line_of(container: Container, gather: Gather) -> Line:
     """The line that this job writes and goes on with, the same on every host. Collective."""
     root = container.checkpoint_dir
     return Line(root, gather(Line.of(root, container.job).parts if dist.get_rank() == 0 else None)[0])
-
-
-def newest_common(line: Line, fault: Fault, gather: Gather) -> tuple[int, Path] | None:
-    """Step and folder of a line's newest checkpoint that is whole on the disk of every host. Collective.
-
-    `fault` and `gather` are the engine's (train/engines.py).
-    """
-    mine = {}
-    for step, path in line.checkpoints():
-        reason = fault(path)
-        if reason is None:
-            mine[step] = path
-        elif dist.get_rank() == 0:
-            print(f"passing over checkpoint {line.name(path)}: {reason}", flush=True)
-    common = set(mine).intersection(*map(set, gather(sorted(mine))))
-    return (max(common), mine[max(common)]) if common else None
 
 
 def check_engine(line: Line, engine: str) -> None:
@@ -51,27 +194,3 @@ def check_engine(line: Line, engine: str) -> None:
                     f"train.engine: {path.name} of this run was written by engine {other}; set that, or start another "
                     f"run from its weights (`smtrain convert`) with engine {engine}"
                 )
-
-
-def position(config: JobConfig, manifest: Manifest, samples: int) -> dict[str, Any]:
-    """The caller's part of a checkpoint: where in the data the run is, and what that position depends on."""
-    return {
-        "samples": samples,
-        "seq_len": config.train.seq_len,
-        "seed": config.train.seed,
-        "data": digest(manifest.content),
-        "weights": config.data.weights,
-    }
-
-
-def check_position(path: Path, state: dict[str, Any], expected: dict[str, Any]) -> int:
-    """Samples consumed so far; raises `CheckpointError` where data, order or cut are not those of the checkpoint."""
-    words = {"seq_len": "train.seq_len", "seed": "train.seed", "data": "the prepared data", "weights": "data.sources"}
-    for key, word in words.items():
-        if state.get(key) != expected[key]:
-            found = "" if key == "data" else f" ({json.dumps(state.get(key))} there, {json.dumps(expected[key])} here)"
-            raise CheckpointError(
-                f"{path.name}: was written with another value of {word}{found}, so its place in the data means "
-                "nothing here; restore that value, or give the run another name"
-            )
-    return int(state["samples"])

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from smtrain.checkpoint.open import open_weights
+from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.data import firstread
@@ -18,10 +21,12 @@ from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.train.engines import build, join
 from smtrain.train.entry import fail
-from smtrain.train.health import StallWatch
+from smtrain.train.health import LossWatch, StallWatch
+from smtrain.train.identity import identity
 from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
-from smtrain.train.resume import check_engine, check_position, line_of, newest_common, position
+from smtrain.train.position import Position, changes
+from smtrain.train.resume import Resume, check_engine, choose, line_of
 from smtrain.train.trace import trace, tracing
 
 
@@ -29,24 +34,26 @@ def start(config: JobConfig, container: Container) -> None:
     """Train until `train.steps`, from the newest whole checkpoint if there is one. Collective: every rank calls it."""
     stop = StopRequest()
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
-    gather, fault = join(config)
+    gather, records = join(config)
     options = config.train
     described = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
     data = container.channel("data")
     manifest = Manifest.load(data)
     manifest.check_objective(data, options.objective)
-    weights = None
     line = line_of(container, gather)
     check_engine(line, options.engine)
-    resumed, resumed_from = newest_common(line, fault, gather) or (None, None)
-    if resumed_from and not config.checkpoint.resume:
+    choice = choose(line, records, gather, config.checkpoint.step)
+    if choice.saved and not config.checkpoint.resume:
         raise CheckpointError(
-            f"checkpoint.resume: is false, but the run has checkpoints up to {resumed_from.name}; "
+            f"checkpoint.resume: is false, but the run has checkpoints up to {choice.saved[0].name}; "
             "set it to true to go on, or give the run another name to begin anew"
         )
-    if config.model.init == "weights" and resumed_from is None:
-        weights = open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
-    engine = build(config, described, weights)
+    resume = Resume(choice, records, gather, config)
+    weights = _weights(config, container, needed=not choice.saved)
+    here = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
+    for saved in choice.saved:
+        Position(config, manifest, here).refuse_another(saved.name, saved.state)
+    engine = build(config, described, None if choice.saved else weights)
     vocabulary = ModelShape.from_config(described).vocab
     loader = _loader(config, data, engine, vocabulary, container.checkpoint_dir / firstread.KEPT)
     if tracing():
@@ -54,34 +61,48 @@ def start(config: JobConfig, container: Container) -> None:
         engine.close()
         stall.close()
         return
-    samples = 0
-    if resumed_from:
-        state = engine.load(resumed_from)
-        samples = check_position(resumed_from, state, position(config, manifest, 0))
+    good = resume.load(engine)
+    step, state, name = (good.step, good.state, good.name) if good else (0, {}, None)
     log = None
-    line = line.begun(resumed)
+    line = line.begun(good.step if good else None)
     if engine.rank == 0:
         line.record()
-        _announce(config, engine.parameters, resumed_from.name if resumed_from else None)
-        if (resumed or 0) >= options.steps:
+        _announce(config, engine.parameters, name)
+        for told in changes(state, step, config):
+            print(told, flush=True)
+        if good and step >= options.steps:
             print(
-                f"nothing is left to train: the run is at step {resumed}, and train.steps is {options.steps}",
-                flush=True,
+                f"nothing is left to train: the run is at step {step}, and train.steps is {options.steps}", flush=True
             )
         log = MetricsLog(
-            container.output_data_dir, total_steps=options.steps, first_step=(resumed or 0) + 1,
+            container.output_data_dir, total_steps=options.steps, first_step=step + 1,
             tokens_per_step=options.global_batch_size * options.seq_len,
             flops_per_token=ModelShape.from_config(described).flops_per_token(options.seq_len),
             peak=peak_flops(config.compute.instance_type) * engine.world_size,
         )  # fmt: skip
+    position = Position(config, manifest, here, step, state, [s.digest for s in choice.abandoned])
     train(
-        config, engine, loader, line=line, resumed=resumed, samples=samples,
-        position=lambda n: position(config, manifest, n), log=log, stop=stop, stall=stall,
+        config, engine, loader, line=line, resumed=good.step if good else None,
+        samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
+        watch=LossWatch(vocabulary, state.get("losses", ()), name),
+        distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
     )  # fmt: skip
     if log:
         log.close()
     engine.close()
     stall.close()
+
+
+def _weights(config: JobConfig, container: Container, needed: bool) -> WeightSource | None:
+    """What the run starts from; on a resume, only to know it again, and None where it is not there any more."""
+    if config.model.init == "scratch" or tracing():
+        return None
+    try:
+        return open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
+    except CheckpointError:
+        if needed:
+            raise
+        return None
 
 
 def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int, keep: Path) -> Loader:

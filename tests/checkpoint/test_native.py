@@ -25,6 +25,7 @@ from smtrain.checkpoint.native import (
     optimizer_file,
     write_safetensors,
 )
+from smtrain.checkpoint.verifying import verify
 from smtrain.errors import CheckpointError
 from smtrain.lines import Line
 from smtrain.model.families import ModelShape
@@ -187,14 +188,14 @@ def test_only_whole_checkpoints_are_taken(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
     write(tmp_path, LLAMA, 2)
-    manifest.verify(tmp_path)
+    verify(tmp_path)
     path = tmp_path / optimizer_file(0, 1, 0)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     assert manifest.fault(tmp_path) is None, "sizes alone cannot tell"
     with pytest.raises(CheckpointError, match=r"dp000_tp001_pp000.safetensors differs from its sha256"):
-        manifest.verify(tmp_path)
+        verify(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ def test_a_checkpoint_in_another_cut_keeps_its_state(
         convert(folder / "old", target, to="native", tp=new[0], pp=new[1], dtype=dtype)
         found = manifest.newest_whole(target)
         assert found == manifest.step_folder(target, 7)
-        manifest.verify(found)
+        verify(found)
         was, now = StateReader(folder / "old" / "step_00000007"), StateReader(found)
         assert (now.manifest.optimizer_steps, now.manifest.state) == (7, {"step": 7})
         assert now.manifest.precision == (dtype or precision)

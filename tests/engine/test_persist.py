@@ -15,6 +15,7 @@ from smtrain.checkpoint import manifest
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.native import KINDS, NativeSource, StateReader, model_file
+from smtrain.checkpoint.verifying import verify
 from smtrain.model.families import ModelShape
 from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh
@@ -154,7 +155,7 @@ def test_a_save_beside_training_is_of_its_moment(text: str, four: World, tmp_pat
     beside = four.run(cases.train_saving_behind, config, mesh(text), tmp_path / "beside", 2, 5)[0]
     assert beside == waited
     for folder in ("waited", "beside"):
-        manifest.verify(tmp_path / folder / "step_00000002")
+        verify(tmp_path / folder / "step_00000002")
     about = [manifest.Manifest.read(tmp_path / folder / "step_00000002") for folder in ("waited", "beside")]
     assert about[0] == about[1], "every file's hash among it"
 
@@ -194,7 +195,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, behind: bo
             outcomes.append("died")
         newest = manifest.newest_whole(folder)
         assert newest is not None
-        manifest.verify(newest)
+        verify(newest)
         found = cases.read_all(newest)
         is_first = all(torch.equal(first[n], found[n]) for n in first)
         is_new = manifest.Manifest.read(newest).state == {"moment": moment}
@@ -227,7 +228,7 @@ def test_hosts_with_their_own_disks(four: World, tmp_path: Path) -> None:
         shutil.copytree(disk, together, dirs_exist_ok=True)
     newest = manifest.newest_whole(together)
     assert newest == together / "step_00000003"
-    manifest.verify(newest)
+    verify(newest)
     resumed = four.run(cases.resume, config, options, newest, 3, 4)[0][1]
     assert resumed == four.run(cases.train, config, options, 4)[0][3:]
 
@@ -237,7 +238,7 @@ def test_saving_a_whole_step_again_replaces_it(solo: World, tmp_path: Path) -> N
     for seed in (1, 2, 3):
         solo.run(cases.save_start, config, "111", tmp_path, seed)
     checkpoint = tmp_path / "step_00000000"
-    manifest.verify(checkpoint)
+    verify(checkpoint)
     solo.run(cases.save_start, config, "111", tmp_path / "third", 3)
     expected = cases.read_all(tmp_path / "third" / "step_00000000")
     assert all(torch.equal(v, expected[n]) for n, v in cases.read_all(checkpoint).items())
@@ -261,5 +262,5 @@ def test_a_full_disk_is_told_on_every_rank_and_harms_nothing(behind: bool, four:
     assert all("step_00000002 was not written on rank 2: File too large" in a for a in answers), answers
     newest = manifest.newest_whole(tmp_path)
     assert newest == tmp_path / "step_00000001"
-    manifest.verify(newest)
+    verify(newest)
     assert not list(tmp_path.rglob("*.part"))

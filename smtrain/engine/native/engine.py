@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,12 @@ class NativeEngine:
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))
 
-    def prune(self, line: Line, keep: int, arrived: Arrived | None = None) -> None:
-        prune(line, keep, arrived, manifest, gather=self.mesh.gather, rank=self.mesh.rank, local_rank=local_rank())
+    def prune(self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = ()) -> None:
+        mesh = self.mesh
+        prune(
+            line, keep, arrived, manifest, distrusted,
+            gather=mesh.gather, rank=mesh.rank, local_rank=local_rank(),
+        )  # fmt: skip
 
     def any(self, flag: bool) -> bool:
         raised = torch.tensor([int(flag)], device=self.device)

@@ -186,6 +186,7 @@ def _fill(engine: NativeEngine, reader: StateReader) -> None:
         if part is not None:
             target.copy_(part)
             continue
+        target.zero_()  # the padding too: it may hold what a damaged checkpoint left
         for name, at, size in optimizer.table.entries:
             low, high = max(at, optimizer.start), min(at + size, optimizer.start + optimizer.shard)
             if low < high:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,12 @@ class NxdEngine:
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))
 
-    def prune(self, line: Line, keep: int, arrived: Arrived | None = None) -> None:
+    def prune(self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = ()) -> None:
         everyone = self.everyone
-        prune(line, keep, arrived, whole, gather=everyone.gather, rank=everyone.rank, local_rank=local_rank())
+        prune(
+            line, keep, arrived, whole, distrusted,
+            gather=everyone.gather, rank=everyone.rank, local_rank=local_rank(),
+        )  # fmt: skip
 
     def any(self, flag: bool) -> bool:
         return any(self.everyone.gather(flag))

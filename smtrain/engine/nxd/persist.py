@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from neuronx_distributed import finalize_checkpoint, load_checkpoint, save_checkpoint
 
 from smtrain.checkpoint import manifest as manifests
+from smtrain.checkpoint.verifying import deal, host_of, sha256_of
 from smtrain.engine.nxd import whole
 from smtrain.engine.nxd.library import local_rank
 from smtrain.errors import CheckpointError
@@ -133,13 +134,22 @@ def _complete(engine: NxdEngine) -> None:
     engine.saving.pending = None
     everyone, fault = engine.everyone, None
     together: dict[str, int] = {}
-    for held in everyone.gather(whole.sizes(path) if local_rank() == 0 else {}):
+    hashes: dict[str, str] = {}
+    mine = whole.sizes(path)
+    for held in everyone.gather(mine if local_rank() == 0 else {}):
         together.update(held)
+    here = host_of(everyone.gather(local_rank()), everyone.rank)
+    own = deal([mine] * len(here), mine)[everyone.rank - here.start]
+    try:
+        found = {name: sha256_of(path / name) for name in own}
+    except OSError as error:
+        found, fault = {}, f"{error.strerror or error}; see to the disk ({path})"
+    everyone.agree(fault, f"checkpoint {path.name} cannot be read back")
+    for part in everyone.gather(found):
+        hashes.update(part)
     try:
         if everyone.rank == 0:
-            part = path / f"{whole.NAME}.part"
-            part.write_text(json.dumps({**about, "files": together}, indent=1) + "\n", "utf-8")
-            part.replace(path / whole.NAME)
+            whole.write(path, {**about, "files": together, "sha256": hashes})
     except OSError as error:
         fault = f"{error.strerror or error}; see to the disk ({path})"
     everyone.agree(fault, f"checkpoint {path.name} was not completed")

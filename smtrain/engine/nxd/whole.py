@@ -1,20 +1,25 @@
 """When a checkpoint that NxD wrote is whole. Pure Python: it is asked before the library is loaded.
 
 NxD marks the end of a save with `done`, from one rank: neither a sync to S3 nor a copy back keeps the order of files.
-So `smtrain.json` beside it lists every file of every host with its size.
+So `smtrain.json` beside it lists every file of every host with its size and, since format 1 has had them, its sha256.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from smtrain.checkpoint.manifest import DIGEST, digest_of, renamed
+from smtrain.errors import CheckpointError
+
 NAME = "smtrain.json"
 FORMAT, VERSION = "smtrain-nxd", 1
 Sizes = Mapping[str, int]
+_RANKS = re.compile(r"dp_rank_(\d+)_tp_rank_(\d+)_pp_rank_(\d+)")
 
 
 def read(checkpoint: Path) -> dict[str, Any] | str:
@@ -27,6 +32,57 @@ def read(checkpoint: Path) -> dict[str, Any] | str:
         return f"{NAME} cannot be read ({error})"
     if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
         return f"{NAME} is not of a version that this smtrain reads"
+    digest = found.pop(DIGEST, None)  # older versions wrote none
+    if digest is not None and digest != digest_of(found):
+        return f"{NAME} is not what was written (its digest differs)"
+    if not isinstance(found.get("files"), dict) or type(found.get("step")) is not int:
+        return f"{NAME} is not complete"
+    return found
+
+
+def write(checkpoint: Path, record: dict[str, Any]) -> None:
+    """Beside, then renamed. Raises OSError as the disk does."""
+    part = checkpoint / f"{NAME}.part"
+    part.write_text(json.dumps({**record, DIGEST: digest_of(record)}, indent=1) + "\n", "utf-8")
+    part.replace(checkpoint / NAME)
+
+
+def state(checkpoint: Path) -> dict[str, Any]:
+    """The training loop's part. Raises `CheckpointError` where the record is none, or of another step."""
+    record = _record(checkpoint)
+    if reason := renamed(checkpoint.name, record["step"]):
+        raise CheckpointError(f"{checkpoint}: {reason}")
+    found = record.get("state")
+    return found if isinstance(found, dict) else {}
+
+
+def files(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Size of every file, and sha256 where it was written with one."""
+    record = _record(checkpoint)
+    hashes = record.get("sha256", {})
+    return {
+        name: {"size": size, **({"sha256": hashes[name]} if name in hashes else {})}
+        for name, size in record["files"].items()
+    }
+
+
+def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
+    """The files that a rank of a (tp, pp, dp) mesh loads; those of no rank are everyone's."""
+    tp, _, dp = mesh
+    own = (rank // tp % dp, rank % tp, rank // (tp * dp))
+    out = set()
+    for name in _record(checkpoint)["files"]:
+        found = _RANKS.search(name)
+        ranks = None if found is None else tuple(map(int, found.groups()))
+        if ranks is None or ranks == own or (name.startswith("model/") and ranks[1:] == own[1:]):
+            out.add(name)
+    return out
+
+
+def _record(checkpoint: Path) -> dict[str, Any]:
+    found = read(checkpoint)
+    if isinstance(found, str):
+        raise CheckpointError(f"{checkpoint}: {found}; take another checkpoint")
     return found
 
 
@@ -42,6 +98,8 @@ def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
     record = read(checkpoint)
     if isinstance(record, str):
         return record
+    if reason := renamed(checkpoint.name, record["step"]):
+        return reason
     held = sizes(checkpoint) if present is None else present
     for name, size in record["files"].items():
         if held.get(name) != size:

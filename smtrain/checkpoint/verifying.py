@@ -1,0 +1,101 @@
+"""Whether files hold the bytes that were written: hashed on threads, while something else is done with the same pages.
+
+A Python thread that hashes holds no lock, so that a checkpoint is loaded meanwhile; both read the files front to back,
+and the second to come finds the pages in memory. Pure Python, no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from smtrain.checkpoint.manifest import NAME, Manifest, fault
+from smtrain.errors import CheckpointError
+
+_BLOCK = 4 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes, in hex. Raises OSError as the disk does."""
+    digest, buffer = hashlib.sha256(), bytearray(_BLOCK)
+    view = memoryview(buffer)
+    with open(path, "rb", buffering=0) as file:
+        while n := file.readinto(view):
+            digest.update(view[:n])
+    return digest.hexdigest()
+
+
+def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: str = NAME) -> None:
+    """Raises `CheckpointError` where the bytes of file `name` are not those that the `record` is `about`."""
+    try:
+        differs = sha256_of(checkpoint / name) != about["sha256"]
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint / name} cannot be read ({error}): take another checkpoint") from None
+    if differs:
+        raise CheckpointError(f"{checkpoint / name} differs from its sha256 in {record}: take another checkpoint")
+
+
+def verify(checkpoint: Path) -> None:
+    """Read every file and compare its hash. Raises `CheckpointError` naming the first that differs or is missing."""
+    reason = fault(checkpoint)
+    if reason is not None:
+        raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}")
+    for name, about in Manifest.read(checkpoint).files.items():
+        check_hash(checkpoint, name, about)
+
+
+class Verification:
+    """Hashes files of a checkpoint on `threads` threads, from the moment it is made."""
+
+    def __init__(self, checkpoint: Path, files: Mapping[str, str], threads: int = 1) -> None:
+        """`files` gives the sha256 of each by its path in the checkpoint."""
+        self._checkpoint, self._files = checkpoint, files
+        self._lock, self.bytes, self.seconds = threading.Lock(), 0, 0.0
+        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
+        self._running = {name: self._pool.submit(self._differs, name) for name in sorted(files)}
+
+    def fault(self) -> str | None:
+        """Waits until all is hashed; the first file that differs, and in what, None if none does."""
+        found = [f"{name} {reason}" for name, running in self._running.items() if (reason := running.result())]
+        self._pool.shutdown()
+        return found[0] + (f", and so do {len(found) - 1} more files" if len(found) > 1 else "") if found else None
+
+    def _differs(self, name: str) -> str | None:
+        began = time.perf_counter()
+        try:
+            found = sha256_of(self._checkpoint / name)
+            size = os.stat(self._checkpoint / name).st_size
+        except OSError as error:
+            return f"cannot be read ({error.strerror or error})"
+        with self._lock:
+            self.bytes, self.seconds = self.bytes + size, self.seconds + time.perf_counter() - began
+        written = self._files[name]
+        return None if found == written else f"has sha256 {found[:12]}... and was written with {written[:12]}..."
+
+
+def deal(needed: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[list[str]]:
+    """Who hashes what among the processes of a host: each file once, by one that needs it, evenly in bytes.
+
+    `needed` are the files that each process reads; all of them come to the same answer.
+    """
+    held = [0] * len(needed)
+    out: list[list[str]] = [[] for _ in needed]
+    for name in sorted(set().union(*needed), key=lambda name: (-sizes.get(name, 0), name)):
+        mine = min((i for i, names in enumerate(needed) if name in names), key=lambda i: (held[i], i))
+        out[mine].append(name)
+        held[mine] += sizes.get(name, 0)
+    return out
+
+
+def host_of(local_ranks: Sequence[int], rank: int) -> range:
+    """The ranks on the host of `rank`; `local_ranks` has everyone's number on its host, by rank."""
+    first = [at for at, local in enumerate(local_ranks) if local == 0]
+    return range(
+        max((at for at in first if at <= rank), default=0), min([at for at in first if at > rank] or [len(local_ranks)])
+    )
