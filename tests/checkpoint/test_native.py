@@ -283,7 +283,7 @@ def test_a_checkpoint_in_another_cut_keeps_its_state(
 
 
 def test_a_damaged_state_is_not_converted(tmp_path: Path) -> None:
-    write(manifest.step_folder(tmp_path / "old", 7), LLAMA, 2)
+    write(manifest.step_folder(tmp_path / "old", 7), LLAMA, 2, step=7)
     path = tmp_path / "old" / "step_00000007" / optimizer_file(0, 1, 0)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

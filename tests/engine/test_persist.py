@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, behind: bo
 
 
 def _rename_step(checkpoint: Path) -> None:
-    path = checkpoint / manifest.NAME
-    path.write_text(path.read_text().replace('"step": 0', '"step": 3'))
+    manifest.write_manifest(checkpoint, replace(manifest.Manifest.read(checkpoint), step=3))
 
 
 def test_hosts_with_their_own_disks(four: World, tmp_path: Path) -> None:
