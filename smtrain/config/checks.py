@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from smtrain.config.checks_data import Fault, data_faults, path_faults, template_faults
+from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared_faults, template_faults
 from smtrain.config.checks_engine import engine_faults
+from smtrain.config.checks_places import place_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
 
@@ -78,13 +79,14 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         if not 0 <= beta < 1:
             yield {"train.betas"}, f"train.betas: number {i + 1} is {beta}; it must be at least 0 and below 1"
     yield from data_faults(config)
+    yield from place_faults(config)
     if bool(config.network.subnets) != bool(config.network.security_group_ids):
         yield (
             {"network.subnets", "network.security_group_ids"},
             ("network.subnets, network.security_group_ids: only one is set; a VPC needs both"),
         )
     if compute.max_wait is not None and not compute.spot:
-        yield {"compute.max_wait", "compute.spot"}, "compute.max_wait: has a meaning only with compute.spot: true"
+        yield {"compute.max_wait", "compute.spot"}, "compute.max_wait: has no effect unless compute.spot is true"
     if compute.max_wait is not None and compute.spot and compute.max_wait < compute.max_run:
         yield (
             {"compute.max_wait", "compute.max_run"},
@@ -115,7 +117,10 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"model.token"}, "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"
     hub = [path for path in (config.model.path, *(s.path for s in config.data.all_sources)) if path.startswith("hf://")]
     if token and not hub:
-        yield {"model.token", "model.path"}, "model.token: has a meaning only with a model or data of hf://"
+        yield (
+            {"model.token", "model.path"},
+            "model.token: has no effect unless the model or the data is on the hub (hf://)",
+        )
     if config.network.isolation and config.model.path.startswith("hf://"):
         yield (
             {"network.isolation", "model.path"},
@@ -163,6 +168,7 @@ def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
 def model_faults(config: JobConfig) -> Iterator[Fault]:
     """What the model's own files show, and whether the text is there: all that can be read without a network."""
     yield from path_faults(config)
+    yield from prepared_faults(config)
     if "://" in config.model.path:
         if config.model.path.startswith("hf://"):
             if not HUB.fullmatch(config.model.path):
@@ -172,7 +178,17 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
         return
     folder = Path(config.model.path)
     if not folder.is_dir():
-        yield {"model.path"}, f"model.path: {folder} is not a folder; give a Hugging Face model folder or s3:// URI"
+        asked = Path(config.model.path)
+        name = "/".join(asked.parts[-2:])
+        hub = (
+            f" (a model of the hub is hf://{name})"
+            if not asked.parent.exists() and HUB.fullmatch(f"hf://{name}")
+            else ""
+        )
+        yield (
+            {"model.path"},
+            f"model.path: {folder} is not a folder; give a Hugging Face model folder or s3:// URI{hub}",
+        )
     elif not (folder / "config.json").is_file():
         yield {"model.path"}, f"model.path: {folder} holds no config.json; give a Hugging Face model folder"
     else:
@@ -180,6 +196,9 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
             described = json.loads((folder / "config.json").read_text("utf-8"))
         except (OSError, ValueError) as error:
             yield {"model.path"}, f"model.path: {folder / 'config.json'} cannot be read ({error})"
+            return
+        if not isinstance(described, dict):
+            yield {"model.path"}, f"model.path: {folder / 'config.json'} is a {type(described).__name__}, not a mapping"
             return
         yield from shape_faults(config, described)
         if config.model.init == "weights" and not any(folder.glob("model.safetensors*")):
@@ -209,6 +228,13 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     except SmtrainError as error:
         yield {"model.path"}, f"model.path: {error}"
         return
+    longest, length = described.get("max_position_embeddings"), config.train.seq_len
+    if isinstance(longest, int) and 0 < longest < length:
+        yield (
+            {"model.path", "train.seq_len"},
+            f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that, or raise "
+            "max_position_embeddings (and the rope settings) in its config.json if it is to learn longer ones",
+        )
     for fault in shape.mesh_faults(tp, pp):
         yield keys, fault
     if shape.vocab % tp:

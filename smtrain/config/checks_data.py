@@ -87,6 +87,21 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
             yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"
 
 
+def prepared_faults(config: JobConfig) -> Iterator[Fault]:
+    """A prepared dataset of this machine that is none, and URIs of kinds that nobody reads."""
+    prepared = config.data.prepared
+    if prepared is None or prepared.startswith("s3://"):
+        return
+    if "://" in prepared:
+        yield {"data.prepared"}, f"data.prepared: {prepared} is neither a folder nor an s3:// URI"
+    elif not (Path(prepared) / "manifest.json").is_file():
+        yield (
+            {"data.prepared"},
+            f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data prepare` or "
+            "stage prepare wrote, or its s3:// URI",
+        )
+
+
 def template_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:
     """A tokenizer that cannot spell a conversation, of the model folder that `prepare` will read."""
     if config.train.objective != "sft" or config.data.prepared or not (folder / "tokenizer.json").is_file():

@@ -27,7 +27,7 @@ class Data(Section):
     sources: tuple[TextSource, ...] = Field((), max_length=15)
     """Instead of `path`: several sources, mixed by weight."""
     prepared: str | None = None
-    """s3:// URI of a dataset that `prepare` wrote earlier; the prepare stage is then skipped."""
+    """A dataset that `prepare` wrote earlier, as an s3:// URI or a folder; the prepare stage is then skipped."""
     format: Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron", "alpaca", "messages"] = "auto"
     """How to read the files; `auto` goes by their names. Records of train.objective sft are told apart by their fields
     unless this says `alpaca` (instruction, input, output) or `messages` (also ShareGPT's conversations)."""

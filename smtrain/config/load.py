@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ValidationError
 from smtrain.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
+from smtrain.config.section import kinds
+from smtrain.config.yaml_file import parse
 from smtrain.errors import ConfigError
 
 Source = JobConfig | Mapping[str, Any] | str | Path
@@ -24,7 +27,7 @@ _PATTERNS = {
     "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
-_LOCAL_PATHS = (("model", "path"), ("data", "path"))
+_LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"))
 
 
 def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sections: Any) -> JobConfig:
@@ -77,11 +80,13 @@ def _read(source: Source | None) -> dict[str, Any]:
         return _absolute(_plain(source), Path.cwd())
     path = Path(source)
     try:
-        loaded = yaml.safe_load(path.read_text("utf-8"))
+        loaded = parse(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError([f"{path}: no such config file"]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: cannot be read ({error})"]) from None
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"{path}: is not a text file; name the YAML file of the config"]) from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
@@ -131,7 +136,7 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
     if not equals or not all(parts):
         return [f"--set {text}: must look like train.lr=2e-4"]
     try:
-        parsed = yaml.safe_load(value)
+        parsed = parse(value)
     except yaml.YAMLError:
         parsed = value
     here = raw
@@ -140,9 +145,20 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
         if not isinstance(child, dict):
             return [f"--set {text}: {part} holds a value, not keys"]
         here = child
-    here[parts[-1]] = parsed
+    here[parts[-1]] = value if isinstance(parsed, int | float) and _is_text(parts) else parsed
     _absolute(raw, Path.cwd())
     return []
+
+
+def _is_text(parts: list[str]) -> bool:
+    """Whether a key takes nothing but text, as `name` does: `--set name=123` means the characters."""
+    model: Any = JobConfig
+    for part in parts[:-1]:
+        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        model = field.annotation if field else None
+    if not (isinstance(model, type) and issubclass(model, BaseModel)) or parts[-1] not in model.model_fields:
+        return False
+    return kinds(model, parts[-1]) <= {str, NoneType}
 
 
 def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str]]:
@@ -155,7 +171,7 @@ def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str
     faults: list[str] = []
     for _ in range(3):
         try:
-            return JobConfig.model_validate(_numbers(raw)), removed, faults
+            return JobConfig.model_validate(raw), removed, faults
         except ValidationError as error:
             for detail in error.errors():
                 loc = [part for part in detail["loc"] if isinstance(part, str)]
@@ -170,18 +186,6 @@ def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str
     return None, removed, faults
 
 
-def _numbers(value: Any) -> Any:
-    """YAML 1.1 reads `1e-4` as text; it means a number to everyone else."""
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, str) and "e" in value.lower():
-        try:
-            return float(value) if value[0] in "+-.0123456789" else value
-        except ValueError:
-            return value
-    return value
-
-
 def _drop(raw: dict[str, Any], loc: list[str]) -> None:
     here: Any = raw
     for part in loc[:-1]:
@@ -192,6 +196,8 @@ def _drop(raw: dict[str, Any], loc: list[str]) -> None:
 
 def _sentence(key: str, detail: Any) -> str:
     kind, given = detail["type"], detail.get("input")
+    if kind == "missing" and isinstance(detail["loc"][-1], int):
+        return f"{key}: got {given!r}; it has too few numbers, as many as in {_default(key)!r} are needed"
     if kind == "missing":
         key = "model.path" if key == "model" else key
         return f"{key}: is missing; set it in the config or with --set {key}=..."
@@ -206,6 +212,11 @@ def _sentence(key: str, detail: Any) -> str:
         return f"{key}: got {given!r}; {words}"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: got {given!r}; {message[0].lower()}{message[1:]}"
+
+
+def _default(key: str) -> Any:
+    section, _, field = key.rpartition(".")
+    return getattr(JobConfig.model_fields[section].get_default(), field)
 
 
 def _siblings(key: str) -> list[str]:

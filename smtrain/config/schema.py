@@ -74,11 +74,11 @@ class Train(Section):
     """What does the parallel work: torch alone, or neuronx-distributed (Trainium1; docs/nxd.md)."""
     objective: Literal["pretrain", "sft"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
-    steps: int = Field(1000, ge=0)
+    steps: int = Field(1000, ge=0, le=10**9)
     """Optimizer steps in all; a run that resumes goes on up to this number."""
-    global_batch_size: int = Field(8, ge=1)
+    global_batch_size: int = Field(8, ge=1, le=10**7)
     """Sequences per optimizer step over all data-parallel ranks."""
-    seq_len: int = Field(4096, ge=2)
+    seq_len: int = Field(4096, ge=2, le=10**8)
     """Tokens per sequence."""
     lr: float = Field(1.5e-4, gt=0)
     """Peak learning rate."""
@@ -86,7 +86,7 @@ class Train(Section):
     """Learning rate at the end of a cosine or linear schedule."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
     """Shape after warm-up."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=10**9)
     """Steps of linear warm-up from 0 to `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
@@ -96,13 +96,13 @@ class Train(Section):
     """Decoupled weight decay; norms and biases are exempt."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest gradient norm over the whole mesh."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the data order and of a start from scratch."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Of weights and activations; optimizer state and master weights are fp32 always."""
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
-    stall_minutes: float = Field(30, ge=0)
+    stall_minutes: float = Field(30, ge=0, le=100_000)
     """End the job, with where each rank stands, when no step was done for so long; 0: never."""
     log_interval: int = Field(1, ge=1)
     """Steps between log lines."""
@@ -115,23 +115,23 @@ class Compute(Section):
 
     instance_type: str = Field("ml.trn1.32xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
     """Of the train stage."""
-    instance_count: int = Field(1, ge=1)
+    instance_count: int = Field(1, ge=1, le=10_000)
     """Hosts of the train stage."""
-    processes_per_instance: int | None = Field(None, ge=1)
+    processes_per_instance: int | None = Field(None, ge=1, le=1024)
     """Training processes per host; default: the instance's Neuron cores, else 1."""
     cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
     """Of the stages that need no accelerator: prepare, convert, export, generate."""
-    volume_gb: int = Field(256, ge=1)
+    volume_gb: int = Field(256, ge=1, le=16384)
     """Disk per host, GiB; ignored by AWS on types with their own NVMe disks."""
-    max_run: Seconds = 86400
-    """The job is stopped after this long."""
+    max_run: Seconds = Field(86400, ge=1, le=28 * 86400)
+    """The job is stopped after this long, 28 days at most."""
     compile_ahead: bool = False
     """Engine nxd on AWS: a run compiles its graphs on one instance (stage compile) before all of them train."""
-    keep_alive: Seconds = 0
-    """Keep the train stage's machines this long afterwards (warm pool)."""
+    keep_alive: Seconds = Field(0, le=21600)
+    """Keep the train stage's machines this long afterwards (warm pool); an hour is what AWS documents as the most."""
     spot: bool = False
     """Spot machines for the train stage."""
-    max_wait: Seconds | None = None
+    max_wait: Seconds | None = Field(None, ge=1, le=28 * 86400)
     """With spot: longest time in all, waiting included; default: twice max_run."""
     retries: int | None = Field(None, ge=1, le=30)
     """Times SageMaker itself starts the train job again after an InternalServerError; default: never."""
@@ -152,7 +152,7 @@ class Compute(Section):
     image: str | None = None
     """Container image URI; default: the newest Neuron training image of the region."""
     role: str | None = None
-    """Execution role ARN; needed with target aws."""
+    """Execution role: its ARN or its name; needed with target aws, but in SageMaker Studio, which has one."""
     region: str | None = None
     """AWS region; default: the session's."""
     environment: dict[str, str] = Field(default_factory=dict)

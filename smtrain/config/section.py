@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from functools import cache
+from math import inf
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+_HUGE = 2**63
+_POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
 class Section(BaseModel):
-    """Base of every section."""
+    """Base of every section: numbers are finite, and true and false are no numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        wanted = kinds(cls, info.field_name or "")
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        if wanted & {int, float} and bool not in wanted and any(isinstance(item, bool) for item in items):
+            raise ValueError("a number is needed here, not true or false")
+        if wanted & {int, float} and any(isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items):
+            raise ValueError("no such number means anything here")
+        # YAML 1.1 reads `1e4` as text, and so does a keyword argument; for a whole number it is 10000.
+        if int in wanted and str not in wanted and isinstance(value, str) and _POWER.fullmatch(value):
+            return float(value)
+        return value
+
+
+@cache
+def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
+    """The plain types that a field takes, by itself or as items."""
+
+    def within(annotation: Any) -> set[Any]:
+        found = get_args(annotation)
+        return set().union(*map(within, found)) if found else {annotation}
+
+    return frozenset(within(section.model_fields[field].annotation))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from smtrain.follow.patience import Patience
 
 ENDED = ("Completed", "Failed", "Stopped")
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
 
 
 class Job:
@@ -38,6 +39,8 @@ class Job:
     def __init__(self, name: str, target: TargetName | Target | None = None) -> None:
         """A name or an ARN. Without `target` the job is looked for as `smtrain.job.attach` says: here, else on AWS."""
         self.name, self.target = (name, target) if isinstance(target, Target) else place_of(name, target)
+        if not _NAME.fullmatch(self.name):
+            raise JobError(f"{name!r} cannot be the name of a job; `smtrain list` shows those there are")
         self.known_status: str | None = None
         """Status when last asked."""
         self.summary: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.defaults import sagemaker_defaults, with_defaults
+from smtrain.job.role import role_arn
 from smtrain.job.target import Target
 
 Say = Callable[[str], None]
@@ -46,9 +47,7 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
     """
     if target.name == "aws":
         config = with_defaults(config, sagemaker_defaults(target))
-    role = config.compute.role or target.default_role()
-    if not role:
-        raise ConfigError(["compute.role: is needed on AWS; set the ARN of SageMaker's execution role"])
+    role = role_arn(config.compute.role, target)
     region = config.compute.region or target.region_name()
     base = (config.output.s3_uri or f"s3://{target.default_bucket()}/smtrain").rstrip("/")
     uploads: dict[str, Upload] = {}
@@ -70,6 +69,7 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
             "data": config.data.model_copy(
                 update={
                     "path": place(config.data.path, "text"),
+                    "prepared": place(config.data.prepared, "prepared"),
                     "sources": tuple(
                         source.model_copy(update={"path": place(source.path, "text")}) for source in config.data.sources
                     ),

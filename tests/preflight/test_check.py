@@ -470,7 +470,7 @@ def test_the_whole_model_of_the_api_is_kept_to() -> None:
 
 
 def test_a_config_that_cannot_be_loaded_is_told_with_every_fault(raw: dict[str, Any]) -> None:
-    found = smtrain.check({**raw, "train": {"lrr": 1, "steps": -1}, "target": "aws"})
+    found = smtrain.check({**raw, "train": {"lrr": 1, "steps": -1, "seq_len": 32}, "target": "aws"})
     assert [f.check for f in found.faults] == ["config", "config"]
 
 

@@ -1,0 +1,82 @@
+"""Every fault that smtrain promises to outlast, tried: how often, and what was lost.
+
+Each row of `faults.toml` names a fault and the tests that try it; they run here, several tries each, and what does not
+pass is lost. `--many` tries each as often as its row says it can be tried, which takes hours; docs/reliability.md has
+the table of such a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import tomllib
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def main() -> None:
+    """Run the tests, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--many", action="store_true", help="as many tries as each row allows")
+    parser.add_argument("--only", metavar="WORD", default="", help="faults whose text holds this word")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    rows = [row for row in tomllib.loads((HERE / "faults.toml").read_text())["fault"] if options.only in row["what"]]
+    environment = dict(os.environ)
+    if options.many:
+        environment |= {key: str(value) for row in rows for key, value in row.get("many", {}).items()}
+    results = run(sorted({test for row in rows for test in row["tests"]}), environment, options.workers)
+    table = [(row["what"], *counted(row["tests"], results)) for row in rows]
+    lost = [what for what, tried, survived in table if survived < tried or not tried]
+    total = Counter(tried=sum(row[1] for row in table), survived=sum(row[2] for row in table))
+    if options.json:
+        print(json.dumps({**total, "lost": total["tried"] - total["survived"], "lost_faults": lost}))
+    else:
+        print(f"{'fault':100} {'tries':>6} {'survived':>9} {'lost':>5}")
+        for what, tried, survived in table:
+            print(f"{what:100} {tried:6} {survived:9} {tried - survived:5}")
+        print(f"{'all':100} {total['tried']:6} {total['survived']:9} {total['tried'] - total['survived']:5}")
+    sys.exit(1 if lost else 0)
+
+
+def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str, tuple[int, bool]]:
+    """Tries and outcome by test id; a test that tries a fault several times says so with the property `tries`."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", f"--junitxml={report}",
+             "-o", "junit_family=xunit2", *tests],
+            cwd=ROOT, env=environment, check=False, stdout=sys.stderr,
+        )  # fmt: skip
+        tree = ElementTree.parse(report)
+    found = {}
+    for case in tree.iter("testcase"):
+        name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        properties = {p.get("name"): p.get("value") for p in case.iter("property")}
+        bad = any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
+        found[name] = (int(properties.get("tries") or 1), not bad)
+    return found
+
+
+def counted(tests: list[str], results: dict[str, tuple[int, bool]]) -> tuple[int, int]:
+    """Tries and survivals of the results that a row's tests are: files, functions, or single cases."""
+    tried = survived = 0
+    for name, (tries, well) in results.items():
+        if any(name == test or name.startswith((f"{test}::", f"{test}[")) for test in tests):
+            tried += tries
+            survived += tries if well else 0
+    return tried, survived
+
+
+if __name__ == "__main__":
+    main()
