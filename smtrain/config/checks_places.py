@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
@@ -62,4 +63,5 @@ def _training_types() -> frozenset[str] | None:
     except ImportError:
         return None
     model = botocore.session.get_session().get_service_model("sagemaker")
-    return frozenset(model.shape_for("TrainingInstanceType").enum)
+    shape: Any = model.shape_for("TrainingInstanceType")  # the stubs know no enumerations
+    return frozenset(shape.enum)
