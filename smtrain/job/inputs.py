@@ -15,6 +15,7 @@ from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.defaults import sagemaker_defaults, with_defaults
+from smtrain.job.instance_types import type_faults
 from smtrain.job.role import role_arn
 from smtrain.job.target import Target
 
@@ -47,6 +48,8 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
     """
     if target.name == "aws":
         config = with_defaults(config, sagemaker_defaults(target))
+    if faults := type_faults(config):
+        raise ConfigError(faults)
     role = role_arn(config.compute.role, target)
     region = config.compute.region or target.region_name()
     base = (config.output.s3_uri or f"s3://{target.default_bucket()}/smtrain").rstrip("/")

@@ -130,6 +130,24 @@ def test_a_role_is_needed_on_aws(raw: dict[str, Any]) -> None:
         smtrain.request(raw, compute={"region": "us-east-1"}, **AWS)
 
 
+def test_an_instance_type_that_there_is_not_is_refused(raw: dict[str, Any]) -> None:
+    with pytest.raises(smtrain.ConfigError) as caught:
+        request(raw, compute={"instance_type": "ml.trn9.48xlarge", "cpu_instance_type": "ml.m5.5xlarge"})
+    first, second = caught.value.faults
+    assert first.startswith("compute.instance_type: ml.trn9.48xlarge is no training instance type that boto3 knows")
+    assert "did you mean ml.trn" in first
+    assert "compute.cpu_instance_type: ml.m5.5xlarge" in second
+    assert request(raw, compute={"cpu_instance_type": "ml.c5.4xlarge"})
+
+
+def test_a_role_may_be_a_name_and_studio_has_one(raw: dict[str, Any], tmp_path: Any, monkeypatch: Any) -> None:
+    assert request(raw, target="local", compute={"role": "mine"})["RoleArn"].endswith(":role/mine")
+    metadata = tmp_path / "resource-metadata.json"
+    metadata.write_text(json.dumps({"ExecutionRoleArn": ROLE}))
+    monkeypatch.setattr("smtrain.job.role.STUDIO", metadata)
+    assert smtrain.request(raw, compute={"region": "us-east-1"}, **AWS)["RoleArn"] == ROLE
+
+
 def test_a_region_without_a_known_registry_needs_an_image(raw: dict[str, Any]) -> None:
     with pytest.raises(smtrain.ConfigError, match=r"compute.region: .*'xx-nowhere-1'; set compute.image"):
         request(raw, compute={"region": "xx-nowhere-1"})
