@@ -17,7 +17,9 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Container, Job, Tensor, Write
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
+from smtrain.model import hf_tokenizer
 from smtrain.model.families import FAMILIES, ModelShape
+from smtrain.model.hf_config import for_everyone, normalise
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -156,10 +158,11 @@ def write_hf(
     licence go along. More than `max_shard_size` bytes make shards and an index. Raises CheckpointError where the target
     is a file, or the companions are of another model.
     """
-    shape = ModelShape.from_config(source.config)
+    said = normalise(source.config)
+    shape = said.shape
     beside = None if companions is None else place(companions)
     config = source.config if beside is None else read_config(beside)
-    if ModelShape.from_config(config) != shape:
+    if normalise(config) != said:
         raise CheckpointError(
             f"{companions}/config.json describes another model than the weights; give the folder training started from."
         )
@@ -178,7 +181,7 @@ def write_hf(
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values())
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
-    extras["config.json"] = _json(_with_dtype(config, {tensor.dtype for tensor in tensors.values()}))
+    extras["config.json"] = _json(_with_dtype(for_everyone(config), {tensor.dtype for tensor in tensors.values()}))
     replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
     produce(source, target, Plan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces))
 
@@ -198,7 +201,22 @@ def _jobs(source: WeightSource, container: Container) -> list[Job]:
 def _companions(beside: Place) -> dict[str, bytes]:
     files = beside.files()
     found = [file for file in files if file in COMPANIONS or _LEGAL.fullmatch(file)]
-    return {file: bytes(beside.read(file, 0, files[file])) for file in found}
+    out = {file: bytes(beside.read(file, 0, files[file])) for file in found}
+    if (name := "tokenizer_config.json") in out:
+        out[name] = _for_everyone(out[name])
+    return out
+
+
+def _for_everyone(tokenizer_config: bytes) -> bytes:
+    """The same file, unless transformers 4 would not read it."""
+    try:
+        said = json.loads(tokenizer_config)
+    except ValueError:
+        return tokenizer_config
+    if not isinstance(said, dict):
+        return tokenizer_config
+    written = hf_tokenizer.for_everyone(said)
+    return tokenizer_config if written == said else _json(written)
 
 
 def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:

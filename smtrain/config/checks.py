@@ -219,12 +219,12 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
     """What the model's shape rules out, given its config.json."""
     from smtrain.errors import SmtrainError
-    from smtrain.model.families import ModelShape
+    from smtrain.model.hf_config import normalise
 
     tp, pp = config.parallel.tp, config.parallel.pp
     keys = {"model.path", "parallel.tp", "parallel.pp"}
     try:
-        shape = ModelShape.from_config(described)
+        shape = normalise(described).shape
     except SmtrainError as error:
         yield {"model.path"}, f"model.path: {error}"
         return

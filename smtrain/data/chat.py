@@ -113,10 +113,10 @@ class ChatTemplate:
 
     def __init__(self, folder: Path) -> None:
         """Raises DataError for a tokenizer that does not load, or that has no template."""
-        from transformers import AutoTokenizer
+        from smtrain.model import hf_tokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer: Any = hf_tokenizer.load(folder)
             template = self._tokenizer.get_chat_template() if self._tokenizer.chat_template else None
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None

@@ -67,8 +67,8 @@ FAMILIES: dict[str, Family] = {
     f.model_type: f
     for f in (
         _llama_like("llama"),
-        _llama_like("qwen2", num_key_value_heads=32),
-        _llama_like("qwen3", num_key_value_heads=32, head_dim=128),
+        _llama_like("qwen2", num_key_value_heads=32, sliding_window=4096),
+        _llama_like("qwen3", num_key_value_heads=32, head_dim=128, sliding_window=4096),
         _llama_like("mistral", num_key_value_heads=8, sliding_window=4096),
         Family(
             "gpt_neox",
@@ -131,7 +131,8 @@ class ModelShape:
                 f"multiple of num_key_value_heads = {kv_heads}"
             )
         attention_bias = bool(got.get("attention_bias", False)) and kind != "mistral"
-        window = got.get("sliding_window") if kind == "mistral" or got.get("use_sliding_window") else None
+        slides = kind == "mistral" or (kind in ("qwen2", "qwen3") and got.get("use_sliding_window"))
+        window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
         return cls(
             family=family.model_type,
             hidden=hidden,

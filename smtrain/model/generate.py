@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from smtrain.errors import CheckpointError
+from smtrain.model import hf_tokenizer
+from smtrain.model.hf_config import normalise
+from smtrain.model.transformers_build import check_model, transformers_config
 
 
 def generate(
@@ -29,11 +33,16 @@ def generate(
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the Hugging Face folder that export wrote.")
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto")
+        described = json.loads((folder / "config.json").read_text("utf-8"))
+        normal = normalise(described)
+        tokenizer = hf_tokenizer.load(folder)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=transformers_config(described), local_files_only=True, dtype="auto"
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{folder} is not a model that transformers loads ({reason}).") from error
+    check_model(model, normal)
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     if chat and not tokenizer.chat_template:

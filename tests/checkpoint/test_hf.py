@@ -47,7 +47,10 @@ def test_companions_go_along_and_the_config_names_the_type(tmp_path: Path) -> No
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
         ["LICENSE.txt", "config.json", "generation_config.json", "manifest.json", "model.safetensors", "tokenizer.json"]
     )
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {**config, "dtype": "bfloat16"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
+        **config, "dtype": "bfloat16", "head_dim": 4, "rope_theta": 10000.0, "rope_scaling": None,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    }  # fmt: skip
 
 
 def test_computed_buffers_a_tied_head_and_a_renamed_head_are_understood(tmp_path: Path) -> None:

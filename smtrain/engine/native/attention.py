@@ -13,16 +13,19 @@ import torch
 from torch import nn
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from smtrain.model.families import ModelShape
-
 
 class AttentionContext:
     """Makes the context of micro-batches; that of whole rows is kept, since one shape follows another all run long."""
 
     def __init__(
-        self, config: Any, rotary: nn.Module, shape: ModelShape, dtype: torch.dtype, device: torch.device
+        self,
+        config: Any,
+        rotary: nn.Module,
+        windows: tuple[int | None, ...],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._config, self._rotary, self._shape, self._dtype, self._device = config, rotary, shape, dtype, device
+        self._config, self._rotary, self._windows, self._dtype, self._device = config, rotary, windows, dtype, device
         self._kept: tuple[tuple[int, int], Any] | None = None
 
     def __call__(self, batch: int, length: int, segments: torch.Tensor | None) -> tuple[torch.Tensor, Any, list[Any]]:
@@ -43,10 +46,9 @@ class AttentionContext:
         return positions, self._rotary(like, position_ids=positions), self._masks(like, positions)
 
     def _masks(self, like: torch.Tensor, positions: torch.Tensor) -> list[Any]:
-        config, n = self._config, self._shape.layers
         known = inspect.signature(create_causal_mask).parameters
         wanted = {
-            "config": config,
+            "config": self._config,
             "inputs_embeds": like,
             "input_embeds": like,  # its name in transformers 4
             "attention_mask": None,
@@ -55,12 +57,10 @@ class AttentionContext:
             "position_ids": positions,
         }
         kwargs: Any = {k: v for k, v in wanted.items() if k in known}
-        window = self._shape.sliding_window
-        types = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * n
-        full = create_causal_mask(**kwargs)
-        slides = window is not None and like.shape[1] > window
-        sliding = create_sliding_window_causal_mask(**kwargs) if slides else full
-        return [sliding if kind == "sliding_attention" else full for kind in types]
+        full, length = create_causal_mask(**kwargs), like.shape[1]
+        cuts = [window is not None and length > window for window in self._windows]
+        sliding = create_sliding_window_causal_mask(**kwargs) if any(cuts) else full
+        return [sliding if cut else full for cut in cuts]
 
 
 def positions_within(segments: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from smtrain.checkpoint.layout import Layout, Shard
 from smtrain.checkpoint.sources import WeightSource
@@ -26,6 +26,8 @@ from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import Mesh
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
+from smtrain.model.hf_config import normalise
+from smtrain.model.transformers_build import check_model, transformers_config
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Stage(nn.Module):
         self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
         self.recompute = options.activation_checkpointing == "full"
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
+        self.described = normalise(config)
         self.config = transformers_config(config)
         for key in ("attention_dropout", "hidden_dropout"):
             if getattr(self.config, key, 0):
@@ -56,7 +59,7 @@ class Stage(nn.Module):
         self._make_parameters()
         if mesh.tp > 1:
             self._insert_collectives()
-        self.context = AttentionContext(self.config, self.rotary, layout.shape, self.dtype, mesh.device)
+        self.context = AttentionContext(self.config, self.rotary, self.described.windows, self.dtype, mesh.device)
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(file name, local parameter) of what this rank holds; a tied matrix held twice by one stage comes once."""
@@ -72,14 +75,10 @@ class Stage(nn.Module):
 
     def _keep_own_part(self) -> None:
         shape, base = self.layout.shape, self.model.base_model
-        theirs = {shape.file_name(n): tuple(p.shape) for n, p in self.model.named_parameters()}
-        ours = {s.name: s.shape for s in shape.specs}
-        if theirs != ours:
-            name = min(set(theirs.items()) ^ set(ours.items()))[0]
-            raise CheckpointError(
-                f"transformers builds {name} as {theirs.get(name)} and smtrain's table of {shape.family} says "
-                f"{ours.get(name)}: this config.json is not one of a plain {shape.family} model"
-            )
+        with self.mesh.device:
+            base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
+        self.model.tie_weights()  # which transformers 5.0 leaves out on `meta`
+        check_model(self.model, self.described)
         family = FAMILIES[shape.family]
         base.layers = nn.ModuleDict({str(i): base.layers[i] for i in self.layout.layers(self.mesh.pp_rank)})
         if not self.first:
@@ -87,8 +86,6 @@ class Stage(nn.Module):
         if not self.last:
             setattr(base, family.norm, None)
             self.model.set_output_embeddings(None)
-        with self.mesh.device:
-            base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
         self.embed: nn.Embedding | None = getattr(base, family.embed)
         self.norm: nn.Module | None = getattr(base, family.norm)
         self.rotary: nn.Module = base.rotary_emb
@@ -227,15 +224,6 @@ class Stage(nn.Module):
             padding = padding - start if 0 <= padding - start < rows else None
         found = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
         return self._leave(found * here[..., None].to(found.dtype))
-
-
-def transformers_config(config: dict[str, Any]) -> Any:
-    """transformers' config object of a config.json. Raises `CheckpointError` where transformers refuses it."""
-    try:
-        return AutoConfig.for_model(**{k: v for k, v in config.items() if k != "transformers_version"})
-    except Exception as error:  # its validation errors have no common class
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"transformers does not take this config.json: {reason}") from None
 
 
 class _RowParallel(nn.Module):

@@ -13,7 +13,8 @@ import torch
 from neuronx_distributed.utils import cpu_mode
 from torch import nn
 
-from smtrain.model.families import ModelShape
+from smtrain.model.hf_config import HFConfig
+from smtrain.model.transformers_build import check_rotary
 
 _ROTARY = {
     "llama": "LlamaRotaryEmbedding",
@@ -32,10 +33,12 @@ class Rotary:
     A partial rotary (GPT-NeoX) is a full one whose frequencies are zero on the part that does not turn: cos 1, sin 0.
     """
 
-    def __init__(self, config: Any, shape: ModelShape) -> None:
-        module = importlib.import_module(f"transformers.models.{shape.family}.modeling_{shape.family}")
-        self._rotary = getattr(module, _ROTARY[shape.family])(config)
-        self._head = shape.head_dim
+    def __init__(self, config: Any, described: HFConfig) -> None:
+        family = described.shape.family
+        module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        self._rotary = getattr(module, _ROTARY[family])(config)
+        check_rotary(self._rotary, described.rope)
+        self._head = described.shape.head_dim
         self._kept: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
         self.turned = 0
         """How many of a head's numbers turn; known once a table was asked for."""

@@ -33,6 +33,8 @@ from smtrain.engine.nxd.weights import fill
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.lines import Line
 from smtrain.model.families import FAMILIES, ModelShape
+from smtrain.model.hf_config import normalise
+from smtrain.model.transformers_build import transformers_config
 
 IGNORED = -100  # the label that counts in no loss
 
@@ -202,11 +204,10 @@ class NxdEngine:
             raise ConfigError(faults)
 
     def _build(self) -> CausalLM:
-        from smtrain.engine.native.stage import transformers_config
-
-        made = transformers_config(self.config)
-        rotary = Rotary(made, self.shape)
-        return CausalLM(Build(self.shape, self.layout, made, self.dtype, self.sequence_parallel, rotary))
+        described = normalise(self.config)
+        rotary = Rotary(transformers_config(self.config), described)
+        padding = self.config.get("pad_token_id")
+        return CausalLM(Build(described, self.layout, padding, self.dtype, self.sequence_parallel, rotary))
 
     def _pipeline(self) -> dict[str, Any]:
         """The library's pipeline settings; the stages are cut where the layout cuts them."""

@@ -22,19 +22,24 @@ from torch import nn
 from smtrain.checkpoint.layout import Layout
 from smtrain.engine.nxd.attention import CoreAttention, Rotary
 from smtrain.model.families import FAMILIES, ModelShape
+from smtrain.model.hf_config import HFConfig
 
 
 @dataclass(frozen=True)
 class Build:
     """What every module is made from."""
 
-    shape: ModelShape
+    config: HFConfig
     layout: Layout
-    config: Any
-    """transformers' config object."""
+    padding: int | None
+    """The token whose embedding stays as it is."""
     dtype: torch.dtype
     sequence_parallel: bool
     rotary: Rotary
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.config.shape
 
     def column(self, out: int, *, bias: bool, stride: int = 1) -> ColumnParallelLinear:
         """A linear whose rows are cut; `stride` of them lie side by side in it."""
@@ -54,18 +59,12 @@ class Build:
         """The family's norm; under sequence parallelism NxD sums its gradient, which each rank has a part of."""
         norm: nn.Module
         if FAMILIES[self.shape.family].norm_bias:
-            norm = nn.LayerNorm(self.shape.hidden, eps=self.config.layer_norm_eps, dtype=self.dtype)
+            norm = nn.LayerNorm(self.shape.hidden, eps=self.config.eps, dtype=self.dtype)
         else:
-            norm = RMSNorm(self.shape.hidden, self.config.rms_norm_eps, self.dtype)
+            norm = RMSNorm(self.shape.hidden, self.config.eps, self.dtype)
         for parameter in norm.parameters():
             parameter.sequence_parallel_enabled = self.sequence_parallel  # type: ignore[attr-defined]
         return norm
-
-    def window(self, layer: int) -> int | None:
-        """The sliding window of a layer."""
-        kinds = getattr(self.config, "layer_types", None)
-        slides = kinds is None or kinds[layer] == "sliding_attention"
-        return self.shape.sliding_window if slides else None
 
 
 class RMSNorm(nn.Module):
@@ -106,8 +105,8 @@ class LlamaAttention(nn.Module):
             self._add_biases(build)
         self.q_norm = self.k_norm = None
         if shape.family == "qwen3":
-            self.q_norm, self.k_norm = (HeadNorm(self.head, build.config.rms_norm_eps, build.dtype) for _ in range(2))
-        self.core = CoreAttention(build.window(layer))
+            self.q_norm, self.k_norm = (HeadNorm(self.head, build.config.eps, build.dtype) for _ in range(2))
+        self.core = CoreAttention(build.config.windows[layer])
         self.o_proj = build.row(shape.heads * self.head, bias=shape.o_bias)
 
     def _add_biases(self, build: Build) -> None:
@@ -144,7 +143,7 @@ class LlamaMLP(nn.Module):
         shape = build.shape
         self.gate_up_proj = build.column(2 * shape.intermediate, bias=shape.mlp_bias, stride=2)
         self.down_proj = build.row(shape.intermediate, bias=shape.mlp_bias)
-        self.act = _activation(build.config.hidden_act)
+        self.act = _activation(build.config.activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
@@ -172,7 +171,7 @@ class NeoXAttention(nn.Module):
         shape = build.shape
         self.head, self.rotary = shape.head_dim, build.rotary
         self.query_key_value = build.column(3 * shape.heads * self.head, bias=shape.qkv_bias)
-        self.core = CoreAttention(build.window(layer))
+        self.core = CoreAttention(build.config.windows[layer])
         self.dense = build.row(shape.heads * self.head, bias=shape.o_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -187,7 +186,7 @@ class NeoXMLP(nn.Module):
         super().__init__()
         self.dense_h_to_4h = build.column(build.shape.intermediate, bias=build.shape.mlp_bias)
         self.dense_4h_to_h = build.row(build.shape.intermediate, bias=build.shape.mlp_bias)
-        self.act = _activation(build.config.hidden_act)
+        self.act = _activation(build.config.activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
@@ -200,7 +199,7 @@ class NeoXDecoderLayer(nn.Module):
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = build.norm(), build.norm()
         self.attention, self.mlp = NeoXAttention(build, layer), NeoXMLP(build)
-        self.parallel = build.config.use_parallel_residual
+        self.parallel = build.config.parallel_residual
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         attended = self.attention(self.input_layernorm(x))
@@ -229,10 +228,10 @@ class Decoder(nn.Module):
         family, layer = FAMILIES[build.shape.family], layer_class(build.shape)
         embed = ParallelEmbedding(
             build.shape.vocab, build.shape.hidden, dtype=build.dtype,
-            padding_idx=None if build.shape.family == "gpt_neox" else build.config.pad_token_id,
+            padding_idx=None if build.shape.family == "gpt_neox" else build.padding,
             sequence_parallel_enabled=build.sequence_parallel,
         )  # fmt: skip
-        if build.config.pad_token_id == 0 and build.shape.family != "gpt_neox" and embed.start_index == 0:
+        if build.padding == 0 and build.shape.family != "gpt_neox" and embed.start_index == 0:
             embed.padding_idx = 0  # which the library takes for none
         setattr(self, family.embed, embed)
         self.layers = nn.ModuleList([layer(build, i) for i in range(build.shape.layers)])
