@@ -12,17 +12,22 @@ The command line prints them without a traceback and leaves with status 2. Every
 
 from __future__ import annotations
 
+from smtrain.text import clean
+
 
 class SmtrainError(Exception):
-    """Base of every error that a user can mend."""
+    """Base of every error that a user can mend. Its text is clean: it may repeat what a job or AWS said."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(clean(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(SmtrainError):
     """A config that cannot be run; `faults` holds one sentence per fault, in the order of the keys."""
 
     def __init__(self, faults: list[str]) -> None:
-        self.faults = faults
-        super().__init__("\n".join(faults))
+        self.faults = [clean(fault) for fault in faults]
+        super().__init__("\n".join(self.faults))
 
 
 class DataError(SmtrainError):

@@ -36,24 +36,37 @@ COMMANDS = {
 def main() -> None:
     """Entry point of `smtrain`; user errors end with one sentence each and status 2."""
     argv = sys.argv[1:]
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_help())
-        return
-    if argv[0] == "--version":
-        from smtrain import __version__
+    if argv and argv[0] in COMMANDS:
+        from smtrain.cli.call import call
 
-        print(f"smtrain {__version__}")
-        return
-    if argv[0] not in COMMANDS:
-        import difflib
+        sys.exit(call(argv[0], COMMANDS[argv[0]][0], argv[1:]))
+    sys.exit(_without_command(argv))
 
-        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-        hint = f"did you mean `smtrain {near[0]}`?" if near else "`smtrain --help` lists the commands"
-        print(f"smtrain: no command {argv[0]!r}; {hint}", file=sys.stderr)
-        sys.exit(2)
-    from smtrain.cli.call import call
 
-    sys.exit(call(argv[0], COMMANDS[argv[0]][0], argv[1:]))
+def _without_command(argv: list[str]) -> int:
+    import os
+
+    try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(_help(), flush=True)  # noqa: T201
+            return 0
+        if argv[0] == "--version":
+            from smtrain import __version__
+
+            print(f"smtrain {__version__}", flush=True)  # noqa: T201
+            return 0
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush would complain
+        if isinstance(error, BrokenPipeError):
+            return 0
+        print(f"smtrain: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return 2
+    import difflib
+
+    near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+    hint = f"did you mean `smtrain {near[0]}`?" if near else "`smtrain --help` lists the commands"
+    print(f"smtrain: no command {argv[0]!r}; {hint}", file=sys.stderr)  # noqa: T201
+    return 2
 
 
 def _help() -> str:

@@ -10,6 +10,7 @@ from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.target import TargetName
 from smtrain.planner import ticket
+from smtrain.text import say
 
 
 def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bool = True) -> JobConfig:
@@ -27,10 +28,10 @@ def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bo
         plan = make(config)
     except ConfigError as error:
         if show:
-            print(f"no plan: {error}", file=sys.stderr)
+            say(f"no plan: {error}", error=True)
         plan = None
     if plan and show:
-        print(plan)
+        say(plan)
     dollars = plan.dollars if plan and plan.fits else None
     if ask and limit is not None and (dollars is None or dollars > limit):
         price = f"${dollars:,.2f}" if dollars is not None else "an unknown price"

@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 from smtrain.errors import ConfigError, SmtrainError
+from smtrain.text import say
+
+_EXTRAS = {
+    "local": ("moto", "mfusepy", "mfuse", "requests", "werkzeug", "flask"),
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "gigatoken", "tensorboard"),
+    "convert": ("numpy", "zlib_ng"),
+    "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel"),
+    "aws": ("sagemaker",),
+}
+_REMEDIES = {
+    errno.ENOSPC: "free space there, or choose another disk",
+    errno.EDQUOT: "free space there, or choose another disk",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "choose one that you may read and write",
+    errno.EPERM: "choose one that you may read and write",
+}
 
 
 def call(name: str, module: str, argv: list[str]) -> int:
     """Call a command's typer app with its arguments; returns the exit status."""
-    app = import_module(module).app
+    return guarded(lambda: import_module(module).app(args=argv, prog_name=f"smtrain {name}", standalone_mode=True))
+
+
+def guarded(command: Callable[[], object]) -> int:
+    """The exit status of a command. Its errors are told here, and so is a reader of its output that has gone."""
     try:
-        status = app(args=argv, prog_name=f"smtrain {name}", standalone_mode=True)
+        status = command()
+        sys.stdout.flush()
     except ConfigError as error:
         for fault in error.faults:
-            print(f"smtrain: {fault}", file=sys.stderr)
+            say(f"smtrain: {fault}", error=True)
         return 2
     except SmtrainError as error:
-        print(f"smtrain: {error}", file=sys.stderr)
+        say(f"smtrain: {error}", error=True)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
+        _close()
         return 0
     except Exception as error:
-        sentence = _of_aws(error)
+        sentence = _sentence(error)
         if sentence is None:
             raise
-        print(f"smtrain: {sentence}", file=sys.stderr)
+        if isinstance(error, OSError):
+            _close()
+        say(f"smtrain: {sentence}", error=True)
         return 2
-    return int(status or 0)
+    return status if isinstance(status, int) else 0
 
 
-def _of_aws(error: Exception) -> str | None:
-    """One sentence for what AWS or the way to it refuses; None for anything else."""
+def _close() -> None:
+    """Where nobody takes our output any more, what is left of it goes nowhere: the interpreter would complain."""
     try:
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _sentence(error: Exception) -> str | None:
+    """What a user can mend: the disk, a missing package, AWS. None for anything else, which is a fault of ours."""
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("smtrain"):
+        package = error.name.partition(".")[0]
+        extra = next((name for name, packages in _EXTRAS.items() if package in packages), None)
+        remedy = f"install smtrain with its extra `{extra}`" if extra else f"`pip install {package}`"
+        return f"this needs the package {package}, which is not installed; {remedy}"
+    if isinstance(error, OSError) and error.strerror and not type(error).__module__.startswith(("botocore", "urllib")):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")
+        return f"{where}{error.strerror[0].lower()}{error.strerror[1:]}; {remedy}"
+    try:
+        from smtrain.job.calls import spell
     except ImportError:
         return None
-    if isinstance(error, NoCredentialsError):
-        return "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
-    if isinstance(error, ClientError):
-        told = error.response.get("Error", {})
-        return f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}"
-    return f"AWS could not be reached: {error}" if isinstance(error, BotoCoreError) else None
+    return spell(error)

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -27,6 +28,6 @@ def check(
     from smtrain.preflight import check as look
 
     report = look(config, stage=stage.value if stage else None, target=options.name_of(target), set_=set_ or ())
-    print(json.dumps(report.to_dict(), indent=2) if as_json else report)
+    say(json.dumps(report.to_dict(), indent=2) if as_json else report)
     if not report.ok:
         raise typer.Exit(2)

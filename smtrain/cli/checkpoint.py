@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
@@ -22,7 +23,7 @@ Config = Annotated[
 def inspect(path: Path, config: Config = None) -> None:
     """Say what a checkpoint is: kind, topology, family, step, size."""
     found = _module("about").inspect(path, _read(config))
-    print(json.dumps(found.to_dict(), indent=2))
+    say(json.dumps(found.to_dict(), indent=2))
 
 
 @app.command()
@@ -31,9 +32,9 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
     count, most = 0, 0.0
     for difference in _module("about").diff(a, b, _read(config)):
         amount = "" if difference.max_abs is None else f", by at most {difference.max_abs:.6g}"
-        print(f"{'first: ' if not count else ''}{difference.name}: {difference.reason}{amount}")
+        say(f"{'first: ' if not count else ''}{difference.name}: {difference.reason}{amount}")
         count, most = count + 1, max(most, difference.max_abs or 0.0)
-    print(f"{count} tensors differ, by at most {most:.6g}" if count else "the same, bit for bit")
+    say(f"{count} tensors differ, by at most {most:.6g}" if count else "the same, bit for bit")
     if count:
         raise typer.Exit(1)
 
@@ -41,7 +42,7 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
 @app.command()
 def verify(path: Path, config: Config = None) -> None:
     """Read every byte and compare the hashes."""
-    print(f"{_module('about').verify(path, _read(config))} hashes are right")
+    say(f"{_module('about').verify(path, _read(config))} hashes are right")
 
 
 def _module(name: str) -> Any:

@@ -7,6 +7,7 @@ import json
 import yaml
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -16,7 +17,7 @@ def schema() -> None:
     """Print the JSON Schema of a config, for editors."""
     from smtrain.config import JobConfig
 
-    print(
+    say(
         json.dumps(
             {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}, indent=2
         )
@@ -28,4 +29,4 @@ def show(config: options.Config, set_: options.Set = None) -> None:
     """Check a config and print it whole, defaults included, as YAML."""
     from smtrain.config import load_config
 
-    print(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")
+    say(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")

@@ -9,6 +9,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.errors import ConfigError
+from smtrain.text import say
 
 app = options.app()
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -52,7 +53,7 @@ def convert(
         max_shard_size=_bytes(max_shard_size),
         config=config,
     )
-    print(f"{target} is whole")
+    say(f"{target} is whole")
 
 
 def _bytes(size: str) -> int:

@@ -11,6 +11,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.errors import ConfigError
+from smtrain.text import say
 
 app = options.app()
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
@@ -57,12 +58,12 @@ def prepare(
             inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaning, append_eod=not no_eod,
             separator=separator.encode().decode("unicode_escape") if separator else None, **common,
         )  # fmt: skip
-    print(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
-    print(f"tokenized by {made.tokenized_by}")
+    say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+    say(f"tokenized by {made.tokenized_by}")
     for reason, count in made.dropped.items():
-        print(f"left out: {count:,} {reason}")
+        say(f"left out: {count:,} {reason}")
     for line in made.bad_lines:
-        print(f"skipped: {line}")
+        say(f"skipped: {line}")
 
 
 @app.command()
@@ -72,7 +73,7 @@ def merge(
 ) -> None:
     """Append datasets to one another."""
     prefixes = [prefix for name in datasets for prefix in _module("exchange").prefixes(Path(name))]
-    print(f"{output}: {_module('indexes').merge(prefixes, Path(output)):,} documents")
+    say(f"{output}: {_module('indexes').merge(prefixes, Path(output)):,} documents")
 
 
 @app.command()
@@ -86,7 +87,7 @@ def split(
     if len(found) != 1:
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
     for made in _module("indexes").split(found[0], Path(output), shares):
-        print(made)
+        say(made)
 
 
 @app.command()
@@ -103,23 +104,23 @@ def inspect(
     if png:
         _module("about").save_picture(about, Path(png), dataset)
     if as_json:
-        print(json.dumps(about.facts, indent=2))
+        say(json.dumps(about.facts, indent=2))
         return
     for key, value in about.facts.items():
-        print(f"{key:16} {value:,}" if type(value) is int else f"{key:16} {value}")
-    print(f"\noccurrences by rank, both logarithmic\n{sparkline(_module('about').ranks(about.counts))}\n")
+        say(f"{key:16} {value:,}" if type(value) is int else f"{key:16} {value}")
+    say(f"\noccurrences by rank, both logarithmic\n{sparkline(_module('about').ranks(about.counts))}\n")
     widest = about.top[0][2] if about.top else 1.0
     for number, text, share in about.top:
         name = f"{number}" if text is None else f"{number} {text!r}"
-        print(f"{name:>24} {share:7.2%} {'█' * max(1, round(30 * share / widest))}")
+        say(f"{name:>24} {share:7.2%} {'█' * max(1, round(30 * share / widest))}")
     if about.sample is not None:
-        print(f"\nbegins: {about.sample!r}")
+        say(f"\nbegins: {about.sample!r}")
 
 
 @app.command()
 def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     """Write blocks of input_ids, attention_mask and labels that `datasets.load_from_disk` opens."""
-    print(f"{output}: {_module('exchange').export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
+    say(f"{output}: {_module('exchange').export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
 
 
 @app.command("import")
@@ -131,7 +132,7 @@ def import_(
 ) -> None:
     """Make a prepared dataset of tokens that others wrote."""
     made = _module("exchange").import_tokens(Path(source), Path(output), Path(model), seq_len)
-    print(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+    say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
 
 
 def _module(name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -21,4 +22,4 @@ def download(
     """Copy what a job produced into a folder."""
     from smtrain.job.handle import Job
 
-    print(Job(job, options.name_of(target)).download(folder))
+    say(Job(job, options.name_of(target)).download(folder))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -31,4 +32,4 @@ def policy(
 
     made = policies(config, target=options.name_of(target), set_=set_ or ())
     chosen = {name: made[name] for name, wanted in (("caller", caller), ("role", role), ("trust", trust)) if wanted}
-    print(json.dumps(next(iter(chosen.values())) if len(chosen) == 1 else chosen or made, indent=2))
+    say(json.dumps(next(iter(chosen.values())) if len(chosen) == 1 else chosen or made, indent=2))

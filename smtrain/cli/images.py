@@ -11,6 +11,7 @@ import typer
 from smtrain.cli import options
 from smtrain.facts import table
 from smtrain.facts.images import image_rows, image_uri
+from smtrain.text import say
 
 app = options.app()
 
@@ -32,14 +33,14 @@ def images(
     uri, rows, facts = image_uri(region, engine.value), image_rows(), table("images")
     if as_json:
         needs = {name: row["needs"] for name, row in facts["engines"].items()}
-        print(json.dumps({"date": facts["date"], "uri": uri, "needs": needs, "images": rows}, indent=2))
+        say(json.dumps({"date": facts["date"], "uri": uri, "needs": needs, "images": rows}, indent=2))
         return
-    print(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
+    say(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
     for row in rows:
-        print(f"{row['tag']:46} {row['sdk']:10} {row.get('nxd', '-'):11} {' '.join(row['engines']) or '-'}")
+        say(f"{row['tag']:46} {row['sdk']:10} {row.get('nxd', '-'):11} {' '.join(row['engines']) or '-'}")
         if row["note"]:
-            print(f"    {row['note']}")
-    print()
+            say(f"    {row['note']}")
+    say()
     for name, row in facts["engines"].items():
-        print(f"{name} needs {row['needs']}")
-    print(f"\n{region}, engine {engine.value}: {uri}\n(known {facts['date']}; compute.image, a whole URI, always wins)")
+        say(f"{name} needs {row['needs']}")
+    say(f"\n{region}, engine {engine.value}: {uri}\n(known {facts['date']}; compute.image, a whole URI, always wins)")

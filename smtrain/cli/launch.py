@@ -11,6 +11,7 @@ import typer
 from smtrain.cli import options
 from smtrain.config import JobConfig, Stage
 from smtrain.job.target import TargetName
+from smtrain.text import say
 
 app = options.app()
 
@@ -43,13 +44,13 @@ def launch(
         return
     job = launch_stage(loaded, stage=stage.value, target=where, wait=wait, again=again, check=not no_check, view=view)
     at = job.target.name
-    print(f"job: {job.name}")
+    say(f"job: {job.name}")
     if wait and job.known_running:  # Ctrl-C
         raise typer.Exit(130)
     if not wait:
-        print(f"follow it:  smtrain logs {job.name} --follow --target {at}")
-        print(f"its state:  smtrain status {job.name} --target {at}")
-        print(f"stop it:    smtrain stop {job.name} --target {at}")
+        say(f"follow it:  smtrain logs {job.name} --follow --target {at}")
+        say(f"its state:  smtrain status {job.name} --target {at}")
+        say(f"stop it:    smtrain stop {job.name} --target {at}")
 
 
 def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
@@ -59,4 +60,4 @@ def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetNam
 
     chain = Chain(config, target_of(config, target), look=False)
     requests = [chain.plan(stage).request for stage in stages]
-    print(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
+    say(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))

@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -23,9 +24,9 @@ def list_(
 
     jobs = list_jobs(Target(target.value), name_contains=name, limit=limit)
     if not jobs:
-        print(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
+        say(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
         return
     width = max(len(job.name) for job in jobs)
     for job in jobs:
         created = job.summary["CreationTime"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        print(f"{job.name:{width}}  {job.known_status:10}  {created}")
+        say(f"{job.name:{width}}  {job.known_status:10}  {created}")

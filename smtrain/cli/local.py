@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -14,11 +15,11 @@ def status() -> None:
 
     endpoint = running()
     if endpoint is None:
-        print("the local control plane is not running; any command with --target local starts it")
+        say("the local control plane is not running; any command with --target local starts it")
         return
-    print(f"running as process {endpoint.pid} at {endpoint.url}; state in {endpoint.home}")
+    say(f"running as process {endpoint.pid} at {endpoint.url}; state in {endpoint.home}")
     for key, value in endpoint.environment().items():
-        print(f"export {key}={value}")
+        say(f"export {key}={value}")
 
 
 @app.command()
@@ -27,4 +28,4 @@ def stop() -> None:
     from smtrain.local import shut_down
 
     shut_down()
-    print("stopped")
+    say("stopped")

@@ -10,6 +10,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.errors import JobError
+from smtrain.text import say
 
 app = options.app()
 
@@ -64,7 +65,7 @@ def logs(
     if not show(handle, view):
         raise typer.Exit(130)
     if (why := handle.explain()).failed:
-        print(why)
+        say(why)
 
 
 def _moment(since: str | None) -> int | None:

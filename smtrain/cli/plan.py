@@ -11,6 +11,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.errors import ConfigError
+from smtrain.text import say
 
 app = options.app()
 
@@ -51,7 +52,7 @@ def plan(
         config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value, budget=budget,
         deadline_hours=deadline, best=best, prices=prices, set_=set_ or (),
     )  # fmt: skip
-    print(json.dumps(made.to_dict(), indent=2) if as_json else made)
+    say(json.dumps(made.to_dict(), indent=2) if as_json else made)
     if not made.fits:
         raise typer.Exit(1)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -20,11 +21,11 @@ def list_pools(target: options.At = options.TargetOption.local) -> None:
 
     pools = available(Target(target.value))
     if not pools:
-        print(f"no warm pools on target {target.value}")
+        say(f"no warm pools on target {target.value}")
     for pool in pools:
         rate, spent = pool.dollars_per_hour, pool.dollars
         price = "no price known" if rate is None or spent is None else f"${spent:,.2f} so far at ${rate:,.2f} an hour"
-        print(
+        say(
             f"{pool.job}  {pool.instance_count} x {pool.instance_type}  kept for {spell(pool.kept_s)}, "
             f"until {pool.until.astimezone():%Y-%m-%d %H:%M:%S}  {price}"
         )
@@ -49,4 +50,4 @@ def release(
         raise JobError("smtrain pool release: name the job that left the pool, or give --all")
     for name in [pool.job for pool in pools.available(where)] if job is None else [job]:
         pools.release(where, name)
-        print(f"{name}: its warm pool is released")
+        say(f"{name}: its warm pool is released")

@@ -9,6 +9,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.launch import print_requests
+from smtrain.text import say
 
 app = options.app()
 
@@ -43,8 +44,8 @@ def run(
     view = options.view_of(plain, every)
     done = run_all(loaded, target=where, again=again, check=not no_check, view=view)
     if download:
-        print(f"model: {done.download(download)}")
-    print(f"model: {done.model}")
+        say(f"model: {done.download(download)}")
+    say(f"model: {done.model}")
     between = "\n" if done.config.train.objective == "sft" else ""
     for text in done.texts:
-        print(f"> {text['prompt']}{between}{text['completion']}")
+        say(f"> {text['prompt']}{between}{text['completion']}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smtrain.cli import options
+from smtrain.text import say
 
 if TYPE_CHECKING:
     from smtrain.job.handle import Job
@@ -28,28 +29,28 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     told, now = handle.describe(), datetime.now(timezone.utc)
     progress = Progress(handle.name, handle.target.name, handle.target.region_name(), told=told)
     cost = progress.cost(now)
-    print(f"job:         {handle.name}")
-    print(f"status:      {told['TrainingJobStatus']} ({told['SecondaryStatus']})")
+    say(f"job:         {handle.name}")
+    say(f"status:      {told['TrainingJobStatus']} ({told['SecondaryStatus']})")
     if cost:
-        print(f"machines:    {cost.machines}")
+        say(f"machines:    {cost.machines}")
     for change in told.get("SecondaryStatusTransitions", []):
         took = f"{spell((change['EndTime'] - change['StartTime']).total_seconds())}" if change.get("EndTime") else "..."
-        print(f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}")
+        say(f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}")
     if cost:
-        print(f"cost:        {cost}")
+        say(f"cost:        {cost}")
     if records := handle.records:
         progress.last = records[-1]
         losses = [r["loss"] for r in records if "loss" in r]
         numbers = "  ".join(f"{name} {value}" for name, value in progress.numbers()[1:])
-        print(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
+        say(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
     if planned := ticket.read(_tags(handle, told["TrainingJobArn"])):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
-        print(f"plan:        {ticket.compare(planned, median(rates) if rates else None)}")
+        say(f"plan:        {ticket.compare(planned, median(rates) if rates else None)}")
     for uri in handle.checkpoints:
-        print(f"checkpoint:  {uri}")
-    print(f"output:      {handle.output}")
+        say(f"checkpoint:  {uri}")
+    say(f"output:      {handle.output}")
     if (why := handle.explain()).failed:
-        print(why)
+        say(why)
 
 
 def _tags(job: Job, arn: str) -> list[dict[str, str]]:

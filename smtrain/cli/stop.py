@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.text import say
 
 app = options.app()
 
@@ -22,10 +23,10 @@ def stop(
 
     handle = Job(job, options.name_of(target))
     if handle.status in ENDED:
-        print(f"{job}: {handle.known_status} already")
+        say(f"{job}: {handle.known_status} already")
         return
     handle.stop()
     if wait:
         for _ in handle.events():
             pass
-    print(f"{job}: {handle.status}")
+    say(f"{job}: {handle.status}")

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from smtrain.config.units import spell
 from smtrain.job.request import run_uri
 from smtrain.job.run import Run
 from smtrain.report.curve import save_curve
 from smtrain.report.sparkline import sparkline
+from smtrain.text import clean
 
 
 def show(run: Run, folder: Path, console: Console) -> None:
@@ -20,13 +22,13 @@ def show(run: Run, folder: Path, console: Console) -> None:
     metrics = run.records
     picture = save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step")
     base = run_uri(run.config)
-    table = Table(title=f"run {run.config.name} in {base}", title_justify="left")
+    table = Table(title=Text(f"run {run.config.name} in {base}"), title_justify="left")
     table.add_column("stage")
     table.add_column("time", justify="right")
     table.add_column("output", overflow="fold")
     for result in run.results:
         took = "done before" if result.skipped else spell(result.seconds)
-        table.add_row(result.stage, took, result.output.removeprefix(base))
+        table.add_row(result.stage, took, Text(result.output.removeprefix(base)))
     table.add_row("total", spell(sum(result.seconds for result in run.results)), "", style="bold")
     console.print(table)
     losses = [record["loss"] for record in metrics]
@@ -35,6 +37,7 @@ def show(run: Run, folder: Path, console: Console) -> None:
         last = metrics[-1]
         console.print(f"last step: {last['tokens_per_s']:.0f} tokens/s, grad norm {last['grad_norm']:.3f}")
     for text in run.texts:
-        console.print(f"> {text['prompt']}", style="bold", end="", markup=False, highlight=False)
-        console.print(text["completion"], markup=False, highlight=False)
-    console.print(f"loss curve: {picture}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)")
+        console.print(clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False)
+        console.print(clean(text["completion"]), markup=False, highlight=False)
+    said = f"loss curve: {picture}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
+    console.print(said, markup=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -16,20 +15,15 @@ from smtrain.config.units import spell
 from smtrain.follow.progress import Progress
 from smtrain.job.logs import Line
 from smtrain.report.sparkline import sparkline
+from smtrain.text import clean
 
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def harmless(text: str) -> str:
-    """A line without what would steer the terminal it is printed on; of a redrawn line (`\\r`) what was drawn last."""
-    return _CONTROL.sub("", text.rstrip("\r\n").rpartition("\r")[2])
 
 
 def written(line: Line, hosts: int) -> str:
-    """A line as it is printed: behind its host where there are several."""
-    text = harmless(line.text)
-    return f"{line.host} | {text}" if hosts > 1 else text
+    """A line as it is printed: behind its host where there are several, so that no host can speak as another."""
+    text = clean(line.text).rstrip("\n")
+    return f"{line.host} | " + text.replace("\n", f"\n{line.host} | ") if hosts > 1 else text
 
 
 class LivePanel:
@@ -45,7 +39,7 @@ class LivePanel:
         room = max(20, options.max_width - 4)
         yield Panel(
             Group(*self._rows(now, room)),
-            title=f"[b]{p.name}[/b] on {p.target}",
+            title=Text.assemble((clean(p.name), "bold"), f" on {p.target}"),
             title_align="left",
             subtitle=self.way_out if not p.ended else None,
             subtitle_align="right",
@@ -78,7 +72,7 @@ class LivePanel:
         if cost:
             yield Text(f"cost {cost}", "dim", overflow="ellipsis", no_wrap=True)
         if p.trouble:
-            yield Text(harmless(p.trouble), "yellow")
+            yield Text(clean(p.trouble), "yellow")
         if p.lines:
             yield Text("─" * room, "dim")
             shown = list(p.lines)[-self.lines :]

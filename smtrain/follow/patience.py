@@ -10,6 +10,8 @@ from typing import Any
 
 from smtrain.errors import JobError
 from smtrain.follow.interrupts import interruptible, pause
+from smtrain.job.calls import ANSWER_S
+from smtrain.job.target import Target
 
 _BUSY = frozenset(
     {
@@ -59,7 +61,10 @@ class Patience:
                 if not transient(error):
                     raise
                 if time.monotonic() - since > self.limit_s:
-                    raise JobError(f"no answer for {self.limit_s:.0f} s, the last trouble was: {error}") from None
+                    raise JobError(
+                        f"no answer for {self.limit_s:.0f} s, the last trouble was: {str(error).rstrip('.')}; check "
+                        "the network, the proxy and the region"
+                    ) from None
                 self.trouble = _short(error)
                 self._sleep(min(_LONGEST_WAIT, 0.25 * 2**attempt) * random.uniform(0.5, 1.0))
                 attempt += 1
@@ -72,6 +77,11 @@ class Patience:
         again = int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
         self.calls[getattr(method, "__name__", "call")] += 1 + again
         self.repeated += again + failed
+
+
+def impatient(target: Target) -> Patience:
+    """What a command has that answers at once: a sentence within half a minute where AWS does not answer."""
+    return Patience(ANSWER_S if target.name == "aws" else 120.0)
 
 
 def _short(error: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.follow.patience import Patience
+from smtrain.follow.patience import Patience, impatient
 from smtrain.follow.seen import Ordinals, Seen, key_of
 from smtrain.job.logs import GROUP, Line, host_of
 from smtrain.job.target import Target
@@ -77,7 +77,7 @@ def pages(
     target: Target, job_name: str, host: str | None, start: int, pattern: str | None = None
 ) -> Iterator[list[Line]]:
     """Every line so far from a timestamp (ms) on, in the order of time, page by page."""
-    reading = LogReading(target, job_name, host, Patience(300.0), remember_s=60.0)
+    reading = LogReading(target, job_name, host, impatient(target), remember_s=60.0)
     for page in reading.new(start, pattern):
         yield [line for line, _ in page]
 
@@ -86,7 +86,7 @@ def last_lines(target: Target, job_name: str, count: int = 1000) -> list[Line]:
     """The last `count` lines of every host, in the order of time: two or three calls a host, however long the log."""
     from botocore.exceptions import ClientError
 
-    patience, logs = Patience(300.0), target.logs
+    patience, logs = impatient(target), target.logs
     lines: list[Line] = []
     ask: dict[str, Any] = {"logGroupName": GROUP, "logStreamNamePrefix": f"{job_name}/"}
     while True:

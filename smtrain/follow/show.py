@@ -19,13 +19,13 @@ from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Event, Follower, Told
 from smtrain.follow.interrupts import interrupts
 from smtrain.follow.progress import Progress
+from smtrain.job.calls import EXPIRED, REFRESH, expired
 from smtrain.job.logs import Line
 
 if TYPE_CHECKING:
     from smtrain.job.handle import Job
 
 Say = Callable[[str], None]
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "UnrecognizedClientException")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class View:
 
 def follow(job: Job, view: View, say: Say = print) -> bool:
     """Show a job until it has ended: True; False where Ctrl-C left it running."""
-    from botocore.exceptions import ClientError
+    from botocore.exceptions import BotoCoreError, ClientError
 
     cursor = Cursor.path(job.target, job.name, view.host)
     follower = Follower(
@@ -81,12 +81,10 @@ def follow(job: Job, view: View, say: Say = print) -> bool:
             follower.save()
             say(f"\nleft {job.name} running\n{_ways(job)}")
             return False
-        except ClientError as error:
-            if error.response["Error"].get("Code") not in _EXPIRED:
+        except (ClientError, BotoCoreError) as error:
+            if not expired(error):
                 raise
-            raise JobError(
-                f"the AWS credentials have expired, the job goes on; log in again, then\n{_ways(job)}"
-            ) from None
+            raise JobError(f"{EXPIRED}; the job goes on; {REFRESH}, then\n{_ways(job)}") from None
     now = datetime.datetime.now(datetime.timezone.utc)
     if not (panel and view.keep):
         say(f"-- {job.name}: {progress.summary(now)}")

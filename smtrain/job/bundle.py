@@ -16,6 +16,7 @@ PARTS = (
     "__init__.py",
     "disk.py",
     "errors.py",
+    "text.py",
     "container.py",
     "lines.py",
     "disk.py",

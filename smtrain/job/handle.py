@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from smtrain.follow.failure import Explanation
     from smtrain.follow.money import Cost
-    from smtrain.follow.patience import Patience
 
 ENDED = ("Completed", "Failed", "Stopped")
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
@@ -69,20 +68,21 @@ class Job:
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer; raises `JobError` where there is no such job."""
         from smtrain.follow.follower import describe
+        from smtrain.follow.patience import impatient
 
-        return self.note(describe(self.target, self.name, self._patience))
+        return self.note(describe(self.target, self.name, impatient(self.target)))
+
+    def look(self) -> dict[str, Any]:
+        """`describe` for whoever waits: outlasts a network that is away for as long as a follow does."""
+        from smtrain.follow.follower import PACES, describe
+        from smtrain.follow.patience import Patience
+
+        return self.note(describe(self.target, self.name, Patience(PACES[self.target.name].limit)))
 
     def note(self, told: dict[str, Any]) -> dict[str, Any]:
         """Remember the status of a description; returns it."""
         self.known_status = told["TrainingJobStatus"]
         return told
-
-    @property
-    def _patience(self) -> Patience:
-        from smtrain.follow.follower import PACES
-        from smtrain.follow.patience import Patience
-
-        return Patience(PACES[self.target.name].limit)
 
     @property
     def status(self) -> str:
@@ -206,7 +206,7 @@ class Job:
         """Return when the job has ended well; raises `JobError` with the reason where it has not."""
         from smtrain.follow.follower import PACES
 
-        while self.status not in ENDED:
+        while self.look()["TrainingJobStatus"] not in ENDED:
             time.sleep(PACES[self.target.name].poll)
         return self.check()
 

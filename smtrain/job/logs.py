@@ -9,7 +9,7 @@ from dataclasses import dataclass
 GROUP = "/aws/sagemaker/TrainingJobs"
 STEP_PATTERN = '"step="'
 """CloudWatch's filter pattern for lines of steps: it then sends nothing else."""
-_STEP = re.compile(r"^step=(\d+) ")
+_STEP = re.compile(r"^step=(\d{1,15}) ")
 _PAIR = re.compile(r"(\w+)=([-+]?(?:[0-9.]+(?:[eE][-+]?\d+)?|nan|inf))\b")
 
 

@@ -182,7 +182,7 @@ def _has_machines(job: Job, say: Say) -> bool:
     every = 30 * LOOK[job.target.name]
     try:
         while True:
-            told = job.describe()
+            told = job.look()
             if job.known_status in ENDED:
                 return not str(told.get("FailureReason", "")).startswith("CapacityError")
             if told["SecondaryStatus"] not in ("Starting", "Pending", "LaunchingMLInstances"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
+from smtrain.job.calls import aws_session, cleaned, retrying, spell
 
 if TYPE_CHECKING:
     import boto3
@@ -33,10 +34,8 @@ class Target:
         if self.name == "local":
             from smtrain.local import ensure_running
 
-            return reviving(ensure_running())
-        import boto3
-
-        return boto3.Session(region_name=self.region)
+            return cleaned(reviving(ensure_running()))
+        return aws_session(self.region)
 
     def client(self, service: str) -> Any:
         """A boto3 client that retries what AWS throttles, and what gets lost on the way."""
@@ -88,20 +87,8 @@ class Target:
             return str(self.client("sts").get_caller_identity()["Account"])
         except (BotoCoreError, ClientError) as error:
             raise JobError(
-                f"AWS could not be asked for the account ({error}); log in, or set output.s3_uri in the config"
+                f"AWS did not tell the account: {spell(error)}; or set output.s3_uri in the config"
             ) from None
-
-
-def retrying(service: str) -> Any:
-    """The botocore `Config` of every client: adaptive retries, twelve attempts.
-
-    Adaptive means that a client whose calls are throttled also slows down by itself. Its one rate is for all of a
-    client's operations, so CloudWatch Logs is without: DescribeLogStreams, which is throttled early, would slow
-    GetLogEvents down to a call in two seconds. Readers of logs keep a pace of their own.
-    """
-    from botocore.config import Config
-
-    return Config(retries={"mode": "standard" if service == "logs" else "adaptive", "total_max_attempts": 12})
 
 
 def reviving(endpoint: Endpoint) -> boto3.Session:

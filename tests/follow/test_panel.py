@@ -11,7 +11,7 @@ from rich.console import Console
 
 from smtrain.follow import panel
 from smtrain.follow.follower import Told
-from smtrain.follow.panel import LivePanel, harmless, written
+from smtrain.follow.panel import LivePanel, written
 from smtrain.follow.patience import Patience
 from smtrain.follow.progress import SILENT_S, Progress
 from smtrain.job.logs import Line
@@ -111,7 +111,8 @@ def test_trouble_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_cannot_steer_the_terminal() -> None:
-    assert harmless("\x1b[2J\x1b]0;title\x07a\x1b[31mred\x1b[0m\tb\x00\x9b") == "ared\tb"
-    assert harmless(" 10%|#  \r 20%|## \r\n") == " 20%|## "
+    assert written(Line("algo-1", 0, "\x1b[2J\x1b]0;title\x07a\x1b[31mred\x1b[0m\tb\x00\x9b"), hosts=1) == "ared\tb"
+    assert written(Line("algo-1", 0, " 10%|#  \r 20%|## \r\n"), hosts=1) == " 20%|## "
+    assert written(Line("algo-3", 0, "x\nalgo-1 | y"), hosts=4) == "algo-3 | x\nalgo-3 | algo-1 | y"
     assert written(Line("algo-3", 0, "x"), hosts=4) == "algo-3 | x"
     assert written(Line("algo-1", 0, "[b]x[/b]"), hosts=1) == "[b]x[/b]"

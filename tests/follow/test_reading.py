@@ -246,7 +246,7 @@ def test_expired_credentials_say_how_to_come_back(tmp_path: Path, monkeypatch: p
     logs = Logs()
     logs.failures = [error("FilterLogEvents", "ExpiredTokenException")]
     job = Job("job", target(logs, SageMaker(told("InProgress", "Starting", "Training"))))
-    with pytest.raises(JobError, match="credentials have expired, the job goes on") as caught:
+    with pytest.raises(JobError, match=r"credentials have expired.*the job goes on") as caught:
         show(job, View(), say=lambda _: None)
     assert "smtrain logs job --follow --resume --target local" in str(caught.value)
     assert Cursor.load(Cursor.path(job.target, "job", None))

@@ -1,0 +1,122 @@
+"""How calls to AWS are made: the one place of timeouts, retries and of what is done with every answer.
+
+A call that is refused for now (throttled, a fault of the service) is tried up to twelve times. One that gets no answer
+at all is given up after some seconds, so that every command ends with a sentence while somebody is looking; whoever
+wants to outlast a network that is gone repeats the call itself (`smtrain.follow.patience`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from smtrain.text import clean_values
+
+if TYPE_CHECKING:
+    import boto3
+
+CONNECT_S = 5.0
+READ_S = 12.0
+"""No answer for so long is none: the slowest call of these (ListTrainingJobs by name) takes two or three seconds."""
+UNANSWERED_S = 6.0
+"""A call that has gone without an answer for so long is not sent again."""
+ANSWER_S = 10.0
+"""A command that answers at once (status, list, logs...) repeats no call after this."""
+PERSIST_S = 300.0
+"""What moving files gives a call: a large model is not given up for a network that is away for a minute."""
+_BEGAN = "smtrain_began"
+
+
+def retrying(service: str) -> Any:
+    """The botocore `Config` of every client: adaptive retries, twelve attempts.
+
+    Adaptive means that a client whose calls are throttled also slows down by itself. Its one rate is for all of a
+    client's operations, so CloudWatch Logs is without: DescribeLogStreams, which is throttled early, would slow
+    GetLogEvents down to a call in two seconds. Readers of logs keep a pace of their own.
+    """
+    from botocore.config import Config
+
+    return Config(retries={"mode": "standard" if service == "logs" else "adaptive", "total_max_attempts": 12})
+
+
+def aws_session(region: str | None) -> boto3.Session:
+    """A session for AWS itself. Its settings hold for every client made of it: ours, the SDKs', and those that fetch
+    credentials."""
+    import boto3
+    import botocore.session
+    from botocore.config import Config
+
+    inner: Any = botocore.session.Session()
+    inner.set_default_client_config(
+        Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"mode": "standard", "total_max_attempts": 3})
+    )
+    inner.register("before-call", _note_began)
+    inner.register("needs-retry", _give_up)
+    return cleaned(boto3.Session(region_name=region, botocore_session=inner))
+
+
+def cleaned(session: boto3.Session) -> boto3.Session:
+    """The session, whose answers hold no text that could steer a terminal: see `smtrain.text`."""
+    session.events.register("after-call", _clean)
+    return session
+
+
+def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:
+    if model.service_model.service_name == "s3":
+        parsed = parsed.get("Error", {})  # keys must stay as they are: they are asked for by them
+    clean_values(parsed)
+
+
+def _note_began(params: dict[str, Any], **_: Any) -> None:
+    params["context"][_BEGAN] = time.monotonic()
+
+
+def _give_up(request_dict: dict[str, Any], caught_exception: Exception | None = None, **_: Any) -> None:
+    """End the repetitions of a call that nobody answers."""
+    began = request_dict["context"].get(_BEGAN)
+    if caught_exception is not None and began is not None and time.monotonic() - began >= UNANSWERED_S:
+        raise caught_exception
+
+
+def spell(error: Exception) -> str | None:
+    """One sentence for what AWS or the way to it refuses; None for anything else."""
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+    from botocore.exceptions import ConnectionError as NoConnection
+
+    if isinstance(error, NoCredentialsError):
+        return "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
+    if expired(error):
+        return f"{EXPIRED}; {REFRESH}"
+    if isinstance(error, ClientError):
+        told = error.response.get("Error", {})
+        return f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}"
+    if isinstance(error, HTTPClientError | NoConnection):
+        return f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
+    return f"AWS could not be asked: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
+
+
+def _trouble(error: Exception) -> str:
+    return str(error).strip().rstrip(".")
+
+
+EXPIRED = "the AWS credentials have expired, or are not accepted"
+REFRESH = "refresh them (`aws sso login`, or however you log in)"
+_EXPIRED = frozenset(
+    {
+        "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidClientTokenId",
+        "UnrecognizedClientException", "InvalidToken",
+    }
+)  # fmt: skip
+
+
+def expired(error: Exception) -> bool:
+    """Whether the error says that the credentials, once good, are so no longer, or cannot be renewed."""
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.ClientError):
+        return error.response.get("Error", {}).get("Code") in _EXPIRED
+    return isinstance(
+        error,
+        exceptions.TokenRetrievalError | exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError
+        | exceptions.CredentialRetrievalError | exceptions.RefreshWithMFAUnsupportedError,
+    )  # fmt: skip
