@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 STEP_PATTERN = '"step="'
@@ -29,8 +30,11 @@ def host_of(stream: str) -> str:
 
 
 def step_record(text: str) -> dict[str, float] | None:
-    """The numbers of a `step=...` line; None for any other."""
-    return {key: float(value) for key, value in _PAIR.findall(text)} if _STEP.match(text) else None
+    """The numbers of a `step=...` line; None for any other. A last step `of` that is no number is left out."""
+    if not _STEP.match(text):
+        return None
+    numbers = {key: float(value) for key, value in _PAIR.findall(text)}
+    return {key: value for key, value in numbers.items() if key != "of" or isfinite(value)}
 
 
 def step_records(lines: Iterable[Line]) -> list[dict[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +13,7 @@ from smtrain.job.inputs import Say
 from smtrain.job.stages import Chain, stages_of
 from smtrain.job.target import TargetName, target_of
 from smtrain.preflight import cost, dataset, hosts, image, limits, quotas, resume, role, storage, token
-from smtrain.preflight.context import Check, Context, Unread
+from smtrain.preflight.context import Check, Context, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report
 
 NOBODY = "arn:aws:iam::000000000000:role/none"
@@ -83,7 +83,27 @@ def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> 
     chosen = [name for name in CHECKS if name not in without]
     with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
         found = list(pool.map(lambda name: _one(context, name), chosen))
-    return Report((Finding("config", "ok", "the config is whole"), *(finding for some in found for finding in some)))
+    findings = [Finding("config", "ok", "the config is whole")]
+    for some in found:
+        findings += [finding for finding in some if isinstance(finding, Finding)]
+    return Report((*findings, *_unreached(chosen, found, together=not context.answered)))
+
+
+def _unreached(
+    names: Sequence[str], found: Sequence[Sequence[Finding | Unreached]], *, together: bool
+) -> Iterator[Finding]:
+    """One finding for each service that did not answer, with all the checks that it kept from looking; `together`: one
+    for all of them, as none answered."""
+    kept: dict[str, list[str]] = {}
+    remedy = ""
+    for name, some in zip(names, found, strict=True):
+        for why in some:
+            if isinstance(why, Unreached):
+                first = next(iter(kept), str(why)) if together else str(why)
+                kept.setdefault(first, []).append(name)
+                remedy = why.remedy
+    for text, checks in kept.items():
+        yield Finding("aws", "warning", f"{', '.join(checks)} could not be checked: {text}", remedy)
 
 
 def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
@@ -101,10 +121,12 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
         raise JobError("\n".join([*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]))
 
 
-def _one(context: Context, name: str) -> list[Finding]:
-    found: list[Finding] = []
+def _one(context: Context, name: str) -> list[Finding | Unreached]:
+    found: list[Finding | Unreached] = []
     try:
         found.extend(CHECKS[name](context))
+    except Unreached as why:
+        found.append(why)
     except Unread as why:
         found.append(Finding(name, "warning", f"could not be checked: {why}", why.remedy))
     return found

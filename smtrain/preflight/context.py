@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig, Stage
 from smtrain.errors import ConfigError
+from smtrain.job.calls import spell
 from smtrain.job.stages import Chain
 from smtrain.preflight.findings import Finding
 
@@ -31,6 +32,10 @@ class Unread(Exception):  # noqa: N818 - no fault of anybody's: there is nothing
         self.remedy = remedy
 
 
+class Unreached(Unread):
+    """Nobody answers, or there is nobody to ask as: said once, not by every check."""
+
+
 class Absent(Exception):  # noqa: N818
     """AWS says that there is no such thing."""
 
@@ -44,6 +49,8 @@ class Context:
 
     def __post_init__(self) -> None:
         self._clients: dict[str, Any] = {}
+        self._unreached: dict[str, Unreached] = {}
+        self.answered = False
         self._lock = threading.Lock()
 
     @property
@@ -83,9 +90,12 @@ class Context:
         from botocore.exceptions import BotoCoreError, ClientError
 
         client = self.client(service)
+        if self._unreached and (service in self._unreached or not self.answered):
+            raise self._unreached.get(service) or next(iter(self._unreached.values()))
         try:
             told: dict[str, Any] = getattr(client, operation)(**arguments)
         except ClientError as error:
+            self.answered = True
             code = str(error.response.get("Error", {}).get("Code"))
             if code in absent:
                 raise Absent(error.response["Error"].get("Message", code)) from None
@@ -94,5 +104,10 @@ class Context:
                 raise Unread(f"you may not {action}") from None
             raise Unread(f"{action} was answered with {code}") from None
         except BotoCoreError as error:
-            raise Unread(f"{service} could not be asked ({error})", REACH) from None
+            raise self.unreached(service, error) from None
+        self.answered = True
         return told
+
+    def unreached(self, service: str, error: Exception) -> Unreached:
+        """The answer of a service that gave none; it is not asked again, nor are others until one has answered."""
+        return self._unreached.setdefault(service, Unreached(str(spell(error)), REACH))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from smtrain.errors import JobError
 from smtrain.job.checkpoints import saved_steps
 from smtrain.job.request import checkpoint_uri
-from smtrain.preflight.context import REACH, Context, Unread
+from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
 
 
@@ -24,7 +24,7 @@ def resume(context: Context) -> Iterator[Finding]:
         if "NoSuchBucket" in str(error):
             return  # the check of the buckets says so
         if isinstance(error, BotoCoreError):
-            raise Unread(f"s3 could not be asked ({error})", REACH) from None
+            raise context.unreached("s3", error) from None
         raise Unread(f"{uri}: {error}") from None
     if not steps:
         yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
