@@ -110,4 +110,5 @@ class Context:
 
     def unreached(self, service: str, error: Exception) -> Unreached:
         """The answer of a service that gave none; it is not asked again, nor are others until one has answered."""
-        return self._unreached.setdefault(service, Unreached(str(spell(error)), REACH))
+        what, _, remedy = str(spell(error)).partition("; ")
+        return self._unreached.setdefault(service, Unreached(what, remedy or REACH))

@@ -91,13 +91,18 @@ def test_what_the_encoding_lacks_is_printed_with_marks(monkeypatch: pytest.Monke
 def job(local_home: Path) -> smtrain.Job:
     """A hostile job that has failed."""
     endpoint, name = ensure_running(), f"hostile-{time.time_ns()}"
-    sagemaker = endpoint.session().client("sagemaker")
+    session = endpoint.session()
+    sagemaker = session.client("sagemaker")
+    session.client("s3").put_object(Bucket=endpoint.bucket, Key=f"{name}/job.py", Body=SCRIPT.encode())
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{endpoint.bucket}/{name}/"}
+    command = f"exec {sys.executable} ${{SMTRAIN_ML_ROOT:-/opt/ml}}/input/data/code/job.py"
     sagemaker.create_training_job(
         TrainingJobName=name, RoleArn=endpoint.role,
         AlgorithmSpecification={
             "TrainingImage": "image", "TrainingInputMode": "File",
-            "ContainerEntrypoint": [sys.executable], "ContainerArguments": ["-c", SCRIPT],
+            "ContainerEntrypoint": ["bash"], "ContainerArguments": ["-c", command],
         },
+        InputDataConfig=[{"ChannelName": "code", "DataSource": {"S3DataSource": source}}],
         OutputDataConfig={"S3OutputPath": f"s3://{endpoint.bucket}/out"},
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 600}, Environment={"NOTE": ALL},
