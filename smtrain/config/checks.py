@@ -145,7 +145,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
 def secret_faults(config: JobConfig) -> Iterator[Fault]:
     """Secrets written out: whoever may describe the job could read them. The value is never repeated."""
     for key, value in _texts(config.model_dump(mode="json")):
-        if is_secret(value, key.rpartition(".")[2] if key.startswith("compute.environment.") else ""):
+        if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
             yield (
                 {key},
                 f"{key}: looks like a secret, which anyone who may describe the job could read; keep it in Secrets "

@@ -73,6 +73,7 @@ def refuse_secrets(request: dict[str, Any]) -> None:
         f"tag {number} looks like a secret"
         for number, tag in enumerate(request.get("Tags") or [], 1)
         if any(isinstance(text, str) and is_secret(text) for text in tag.values())
+        or (isinstance(value := tag.get("Value"), str) and is_secret(value, str(tag.get("Key"))))
     ]
     if faults:
         remedy = "which anyone who may describe the job could read; keep it in Secrets Manager (model.token)"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import random
 import string
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.config.secrets import hide, is_secret
+from smtrain.config import secrets
+from smtrain.config.secrets import HIDDEN, hide, is_secret
 
 LETTERS = string.ascii_letters + string.digits
 HEX = "0123456789abcdef"
@@ -95,6 +98,60 @@ digits = st.text(string.digits, min_size=12, max_size=12)
 def test_names_hashes_uris_arns_and_digests_pass(value: str) -> None:
     assert not is_secret(value)
     assert value.startswith("s3://bucket/") or hide(value) == value
+
+
+def benchmark() -> ModuleType:
+    path = Path(__file__).parents[2] / "scripts/benchmarks/secrets.py"
+    spec = importlib.util.spec_from_file_location("secrets_benchmark", path)
+    assert spec
+    assert spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["client", "container"])
+def test_rates_on_generated_secrets_and_innocent_values(library: bool) -> None:
+    """scripts/bench secrets at a twentieth of its size; the rates of the whole are in docs/secrets.md."""
+    bench = benchmark()
+    try:
+        rates = bench.measure(50, 11, library)
+    finally:
+        secrets.use_library(True)
+    assert len(rates["secrets"]) == len(rates["innocent"]) == 20
+    for kind, rate in rates["secrets"].items():
+        assert min(rate.values()) >= 0.96, kind
+    for kind, rate in rates["innocent"].items():
+        assert max(rate.values()) <= 0.04, kind
+    assert bench.mean(rates["innocent"], "found") <= 0.005
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PAD_TOKEN", "<pad>"), ("EOS_TOKEN", "</s>"), ("MAX_TOKENS", "4096"), ("TOKENIZER_NAME", "org/Llama-2-7b"),
+        ("AUTH_TYPE", "iam"), ("AUTHOR", "jane"), ("KMS_KEY_ID", "1234abcd-12ab-34cd-56ef-1234567890ab"),
+        ("PARTITION_KEY", "language_and_year"), ("SECRET_NAME", "team/hugging-face"), ("PASSES", "three"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/secrets/token"), ("BYPASS", "cache"), ("PWD", "/opt/ml"),
+        ("HF_TOKEN", "${HF_TOKEN}"), ("note", "the token: see the wiki"), ("note", "password=none"),
+        ("", "https://user:${PASSWORD}@host/x"), ("ENDPOINT", "http://localhost:8080/x@y"),
+    ],
+)  # fmt: skip
+def test_names_that_only_sound_so_are_no_secrets(name: str, value: str) -> None:
+    assert not is_secret(value, name)
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "sk-", "eyJ", "https://", "token=", "x:y@", "/aB3", "-----BEGIN PRIVATE KEY", "0f"]
+)
+def test_long_texts_cost_bounded_work(text: str) -> None:
+    """Rules that try every pair of places would take minutes for this, and hours for a long traceback."""
+    hide(text * (20_000 // len(text)))
+
+
+def test_what_is_told_of_a_config_is_told_in_whole() -> None:
+    assert hide("model.token: must name one of secret and ssm") == "model.token: must name one of secret and ssm"
+    assert hide("PGPASSWORD=hunter2 psql failed") == f"PGPASSWORD={HIDDEN} psql failed"
 
 
 def test_no_message_about_a_config_repeats_a_secret(raw: dict[str, Any], tmp_path: Path) -> None:
