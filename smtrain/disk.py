@@ -9,7 +9,7 @@ from pathlib import Path
 
 _SAYS = {
     errno.ENOSPC: "no space left on {place}: free some, and the same command goes on",
-    errno.EDQUOT: "the disk quota is used up at {place}: free some space, and the same command goes on",
+    errno.EDQUOT: "the disk quota is used up at {place}: free some, and the same command goes on",
     errno.EROFS: "{place} is read-only: make it writable, and the same command goes on",
     errno.EIO: "input/output error on {place}: look at the disk (`dmesg`), and the same command goes on",
 }

@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from smtrain.errors import SmtrainError
+
 
 def home() -> Path:
-    """The folder, made with mode 0700 where it does not exist."""
+    """The folder, made with mode 0700 where it does not exist. Raises `SmtrainError` where it cannot be."""
     folder = Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise SmtrainError(
+            f"{folder} cannot be made ({error.strerror}); set SMTRAIN_HOME to a folder you can write"
+        ) from None
     return folder

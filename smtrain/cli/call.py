@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from smtrain.disk import disk_sentence
 from smtrain.errors import ConfigError, SmtrainError
 from smtrain.text import say
 
@@ -83,5 +84,5 @@ def _sentence(error: Exception) -> str | None:
     try:
         from smtrain.job.calls import spell
     except ImportError:
-        return None
-    return spell(error)
+        return disk_sentence(error)
+    return spell(error) or disk_sentence(error)

@@ -50,5 +50,9 @@ class Cursor:
         packed = {m: base64.b64encode(array("Q", sorted(keys)).tobytes()).decode() for m, keys in self.keys.items()}
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         kept = {"start": self.start, "newest": self.newest, "changes": self.changes, "keys": packed}
-        partial.write_text(json.dumps(kept), "utf-8")
-        os.replace(partial, path)
+        try:
+            partial.write_text(json.dumps(kept), "utf-8")
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise

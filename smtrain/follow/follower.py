@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections.abc import Generator, Iterator
@@ -185,7 +186,9 @@ class Follower:
             start = min(start, self.order.oldest)
         held = self.order.keys()
         keys = {minute: keys - held for minute, keys in self.reading.seen.since(start).items()}
-        Cursor(start, self.order.newest, self._changes, keys).save(self._file)
+        # A follow without a place to go on from is worth more than none.
+        with contextlib.suppress(OSError):
+            Cursor(start, self.order.newest, self._changes, keys).save(self._file)
 
 
 def describe(target: Target, name: str, patience: Patience) -> dict[str, Any]:

@@ -87,12 +87,24 @@ def spell(error: Exception) -> str | None:
         return "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
     if expired(error):
         return f"{EXPIRED}; {REFRESH}"
+    if full := _full(error):
+        return full
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
         return f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}"
     if isinstance(error, HTTPClientError | NoConnection):
         return f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
     return f"AWS could not be asked: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
+
+
+def _full(error: BaseException | None) -> str | None:
+    """What the local control plane says of its disk; transfers wrap it in an error of their own."""
+    while error is not None:
+        told = getattr(error, "response", None) or {}
+        if told.get("Error", {}).get("Code") == "InsufficientStorage":
+            return str(told["Error"]["Message"])
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _trouble(error: Exception) -> str:

@@ -103,6 +103,8 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
                 _make_bucket(target, bucket)
                 _upload(target, upload, say)
         except ClientError as error:
+            if error.response["Error"].get("Code") == "InsufficientStorage":  # the local control plane's disk
+                raise JobError(error.response["Error"]["Message"]) from None
             raise JobError(
                 f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name and your "
                 "permissions s3:ListBucket and s3:PutObject, or set output.s3_uri"

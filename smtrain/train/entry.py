@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -20,16 +21,27 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
     Stages import what they need inside: a library that cannot be loaded is a failure like any other.
     """
     container = Container.from_files()
+    threading.excepthook = _of_thread
     try:
         stage(container.config(), container)
     except SmtrainError as error:
         fail(container, str(error))
     except Exception as error:
+        if told := disk_sentence(error, container.root):
+            fail(container, told)
         # One write, marked as torch marks a rank's traceback: other ranks write to the same log.
         mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
         told = hide(traceback.format_exc())
         say("".join(f"{mark}{line}" for line in told.splitlines(keepends=True)))
-        fail(container, disk_sentence(error, container.root) or f"{type(error).__name__}: {error}")
+        fail(container, f"{type(error).__name__}: {error}")
+
+
+def _of_thread(what: threading.ExceptHookArgs) -> None:
+    """A thread of a library (TensorBoard's writer) that a disk has ended says so in one line."""
+    if what.exc_value and (told := disk_sentence(what.exc_value)):
+        say(f"{told}\n")
+    else:
+        threading.__excepthook__(what)
 
 
 def fail(container: Container, message: str) -> None:

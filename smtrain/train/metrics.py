@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -35,6 +36,14 @@ def peak_flops(instance_type: str) -> float:
     return best
 
 
+def _opened(path: Path) -> IO[str]:
+    """Open a file of lines to append to, without the half line that a full disk or a kill left at its end."""
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+    return path.open("a", encoding="utf-8")
+
+
 class MetricsLog:
     """Writes the records of one rank (rank 0); every other rank has none."""
 
@@ -46,7 +55,7 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
-        self._jsonl = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._jsonl = _opened(folder / "metrics.jsonl")
         self._board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
         self._tokens, self._flops, self._peak = tokens_per_step, flops_per_token, peak
         self._since, self._last_step = time.perf_counter(), first_step - 1

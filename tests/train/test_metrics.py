@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -36,3 +37,11 @@ def test_the_metric_definitions_find_every_number_in_a_steps_line(
     assert found["train:grad_norm"] == [norm]
     assert found["train:lr"] == [1.5e-4]
     assert all(len(numbers) == 1 for numbers in found.values())
+
+
+def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
+    log = MetricsLog(tmp_path, total_steps=10, first_step=2, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
+    log.log(2, StepResult(1.0, 1.0), 1e-4, 0.0)
+    log.close()
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]

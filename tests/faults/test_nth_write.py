@@ -1,0 +1,177 @@
+"""The n-th write fails, whoever does it: plane, client, script or rank. Each time one sentence, and the same command
+goes on to the same result.
+
+`SMTRAIN_NTH_WRITES` is how many n are tried (spread over all; 0: every one), each with the next of four errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smtrain.local import running, shut_down
+from smtrain.local.processes import marked
+from tests.faults.nthwrite import FailingDisk
+from tests.faults.zygote import HUNG, Zygote
+from tests.train.launched import CONFIG, Shell, lay_out
+
+pytestmark = pytest.mark.slow
+
+TRIES = int(os.environ.get("SMTRAIN_NTH_WRITES", "5"))
+FIRST = int(os.environ.get("SMTRAIN_NTH_FIRST", "1"))
+ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)
+NAMED = re.compile(r"no space left on|is read-only|read-only file system|disk quota|input/output error", re.I)
+
+
+def chosen(count: int) -> list[tuple[int, int]]:
+    """(n, error) to try, of so many writes."""
+    numbers = range(FIRST, count + 1)
+    if TRIES and len(numbers) > TRIES:
+        numbers = [numbers[i * len(numbers) // TRIES + len(numbers) // (2 * TRIES)] for i in range(TRIES)]
+    return [(n, ERRORS[i % 4]) for i, n in enumerate(numbers)]
+
+
+def each_ends_in_a_sentence(
+    disk: FailingDisk, count: int, attempt: Callable[[int], tuple[int, str]], again: Callable[[int], tuple[int, str]]
+) -> None:
+    """Try the chosen writes; `attempt` and `again` give status and what was said. All faults are told at the end."""
+    wrong = []
+    for n, error in chosen(count):
+        disk.fail(error, n)
+        status, said = attempt(n)
+        hit = disk.failed
+        disk.heal()
+        about = f"write {n} of {count}, {errno.errorcode[error]}: {hit}\n{said}"
+        if status == HUNG:
+            wrong.append(f"HUNG: {about}")
+        elif status not in (0, 1, 2) or "Traceback" in said:
+            wrong.append(f"no sentence (status {status}): {about}")
+        elif status and not NAMED.search(said.strip().splitlines()[-1]):
+            wrong.append(f"does not say why: {about}")
+        status, said = again(n)
+        if status:
+            wrong.append(f"does not go on ({status}): {about}\nthen:\n{said}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+class Plane:
+    """The cheap run, each time with a home of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "homes").mkdir()
+        self.disk = FailingDisk(root / "shim", [root / "homes", Path("/opt/ml")])
+        self.zygote = Zygote("tests.faults.cheap_run", self.disk.environment())
+
+    def home(self, n: int) -> Path:
+        return self.root / "homes" / str(n)
+
+    def attempt(self, n: int) -> tuple[int, str]:
+        home = self.home(n)
+        return self.zygote.run([str(home), str(home / "result")], self.root / "said.txt")
+
+    def again(self, n: int) -> tuple[int, str]:
+        """The same command once more; its result, and that nothing is left over."""
+        status, said = self.attempt(n)
+        home = self.home(n)
+        try:
+            if status == 0 and (home / "result/sum").read_text() != "72\n":
+                return 1, f"another result\n{said}"
+            if left := marked(home, below=True):
+                return 1, f"processes {left} are left over\n{said}"
+            if "warning" in said:
+                return 1, said
+        finally:
+            if running(home):
+                shut_down(home)
+        shutil.rmtree(home, ignore_errors=True)
+        return status, said
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    plane = Plane(tmp_path_factory.mktemp("plane"))
+    yield plane
+    plane.zygote.close()
+
+
+def test_of_plane_client_and_script(plane: Plane) -> None:
+    plane.disk.fail(errno.ENOSPC, 1 << 60)
+    status, said = plane.attempt(0)
+    count = plane.disk.count
+    assert (status, plane.again(0)[0]) == (0, 0), said
+    assert count > 100
+    print(f"{count} writes")
+    each_ends_in_a_sentence(plane.disk, count, plane.attempt, plane.again)
+
+
+class Ranks:
+    """One rank that trains a tiny model from the beginning, each time in a copy of the same /opt/ml."""
+
+    def __init__(self, root: Path, inputs: dict[str, Path]) -> None:
+        self.root = root
+        self.shell: Shell = lay_out(root / "ml", inputs)
+        told: dict[str, Any] = {
+            **CONFIG,
+            "parallel": {},
+            "compute": {"instance_type": "ml.m5.xlarge", "processes_per_instance": 1},
+            "train": {**CONFIG["train"], "steps": 6, "save_interval": 2, "global_batch_size": 4},
+        }
+        from smtrain.config import JobConfig
+
+        (root / "ml/input/data/config").mkdir(exist_ok=True)
+        config = JobConfig.model_validate(told).for_stage("train")
+        (root / "ml/input/data/config/config.json").write_text(json.dumps(config))
+        self.disk = FailingDisk(root / "shim", [root / "tries"])
+        (root / "tries").mkdir()
+        self.zygote = Zygote("tests.faults.one_rank", {**self.disk.environment(), "OMP_NUM_THREADS": "1"})
+        self.losses: dict[int, tuple[float, float]] = {}
+
+    def ml(self, n: int) -> Path:
+        return self.root / "tries" / str(n)
+
+    def attempt(self, n: int) -> tuple[int, str]:
+        ml = self.ml(n)
+        if not ml.exists():
+            shutil.copytree(self.root / "ml", ml)
+        (ml / "output").mkdir(exist_ok=True)
+        (ml / "output/failure").unlink(missing_ok=True)
+        return self.zygote.run([str(ml)], self.root / "said.txt")
+
+    def again(self, n: int) -> tuple[int, str]:
+        status, said = self.attempt(n)
+        losses = self.read(n) if status == 0 else None
+        shutil.rmtree(self.ml(n))
+        if status == 0 and losses != self.losses:
+            return 1, f"other losses: {losses} for {self.losses}\n{said}"
+        return status, said
+
+    def read(self, n: int) -> dict[int, tuple[float, float]]:
+        lines = (self.ml(n) / "output/data/metrics.jsonl").read_text().splitlines()
+        return {r["step"]: (r["loss"], r["grad_norm"]) for r in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Iterator[Ranks]:
+    ranks = Ranks(tmp_path_factory.mktemp("ranks"), trained_inputs)
+    yield ranks
+    ranks.zygote.close()
+
+
+def test_of_a_rank(ranks: Ranks) -> None:
+    ranks.disk.fail(errno.ENOSPC, 1 << 60)
+    status, said = ranks.attempt(0)
+    count = ranks.disk.count
+    assert status == 0, said
+    ranks.losses = ranks.read(0)
+    assert sorted(ranks.losses) == [1, 2, 3, 4, 5, 6]
+    print(f"{count} writes")
+    each_ends_in_a_sentence(ranks.disk, count, ranks.attempt, ranks.again)
