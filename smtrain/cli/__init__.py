@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": ("smtrain.cli.demo", "From this machine's Python sources to a trained model that writes text."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
-    "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine."),
+    "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine; `clean` frees its disk."),
 }
 
 

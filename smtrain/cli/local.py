@@ -1,19 +1,32 @@
-"""`smtrain local status|stop`: the control plane on this machine."""
+"""`smtrain local status|stop|clean`: the control plane on this machine."""
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
 from smtrain.cli import options
 from smtrain.text import say
+
+if TYPE_CHECKING:
+    from smtrain.local.clean import Cleaning
 
 app = options.app()
 
 
 @app.command()
 def status() -> None:
-    """Say whether the control plane runs, where, and how to point other tools at it."""
+    """Say whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
     from smtrain.local import running
+    from smtrain.local.endpoint import home_folder
+    from smtrain.local.usage import aside, usage
 
-    endpoint = running()
+    endpoint, used = running(), usage(home_folder())
+    say(f"{used.line()}; `smtrain local clean` says what can go")
+    for path in aside(used.home):
+        say(f"damaged and set aside: {path}")
     if endpoint is None:
         say("the local control plane is not running; any command with --target local starts it")
         return
@@ -29,3 +42,74 @@ def stop() -> None:
 
     shut_down()
     say("stopped")
+
+
+@app.command()
+def clean(
+    jobs: Annotated[
+        bool, typer.Option("--jobs", help="Jobs of finished runs with what they alone use; exported models stay.")
+    ] = False,
+    older_than: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Only jobs that ended so long ago, e.g. 7d; implies --jobs."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that no running job and no unfinished run needs, models and demo too.")
+    ] = False,
+    run: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="This run alone, finished or not, with its checkpoints and models."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Show what the home folder holds on disk, and remove what is asked for.
+
+    What a running job or an unfinished run needs stays.
+    """
+    from smtrain.config.units import seconds
+    from smtrain.errors import ConfigError, LocalError
+    from smtrain.local import ensure_running
+    from smtrain.local.clean import plan, remove
+    from smtrain.local.endpoint import home_folder
+    from smtrain.local.usage import KINDS, spell_bytes, usage
+
+    try:
+        age = None if older_than is None else float(seconds(older_than))
+    except ValueError as error:
+        raise ConfigError([f"--older-than: {error}"]) from None
+    used = usage(home_folder())
+    for kind, size in used.kinds.items():
+        if size:
+            say(f"{spell_bytes(size):>9}  {kind}{f': {KINDS[kind]}' if KINDS[kind] else ''}")
+    say(f"{spell_bytes(used.total):>9}  in {used.home}; {spell_bytes(used.free)} are free")
+    if not (jobs or age is not None or everything or run):
+        say("--jobs, --older-than TIME, --run NAME or --all say what is to go")
+        return
+    endpoint = ensure_running()
+    found = plan(endpoint, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
+    _show(found)
+    if found.empty:
+        say("nothing to remove")
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise LocalError("nothing was removed, as nobody can be asked here; agree with --yes")
+        if not typer.confirm("Remove it?"):
+            say("nothing was removed")
+            return
+    say(f"{spell_bytes(max(0, remove(endpoint, found, everything=everything)))} freed")
+
+
+def _show(found: Cleaning) -> None:
+    from smtrain.local.usage import spell_bytes
+
+    if found.jobs:
+        names = ", ".join(sorted({record.run for record in found.jobs}))
+        say(f"to go: {len(found.jobs)} jobs of {names}")
+    if found.objects:
+        say(f"to go: {len(found.objects)} objects in S3, {spell_bytes(sum(found.objects.values()))}")
+    for path in found.folders:
+        say(f"to go: {path}")
+    for name, reason in found.kept.items():
+        if reason != "not asked for":
+            say(f"stays: {name} ({reason})")

@@ -24,6 +24,7 @@ from smtrain.disk import disk_sentence
 from smtrain.errors import LocalError
 from smtrain.home import home as default_home
 from smtrain.local.room import probe
+from smtrain.text import say
 
 if TYPE_CHECKING:
     import boto3
@@ -199,7 +200,7 @@ def revive(before: Endpoint) -> None:
         )
     if again.pid not in _revived:
         _revived.add(again.pid)
-        print("smtrain: the local control plane had died; it was started again, its jobs have failed", file=sys.stderr)
+        say("smtrain: the local control plane had died; it was started again, its jobs have failed", error=True)
 
 
 _revived: set[int] = set()
@@ -230,7 +231,7 @@ def _start(home: Path) -> Endpoint:
             _forget(process)
             for line in _said(log_path, started):
                 if line.startswith("warning: "):
-                    print(f"smtrain: {line}", file=sys.stderr)
+                    say(f"smtrain: {line}", error=True)
             return endpoint
         if process.poll() is not None:
             break

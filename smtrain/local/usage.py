@@ -1,0 +1,89 @@
+"""What a home folder holds on disk, by kind. Reads the file system alone: no control plane need run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from smtrain.local.endpoint import state_folder
+
+KINDS = {
+    "S3 objects": "inputs, checkpoints, outputs of jobs",
+    "jobs that run": "the hosts' /opt/ml",
+    "job records and logs": "what `smtrain status` and `smtrain logs` show",
+    "warm pools": "caches of machines kept warm",
+    "server log": "",
+    "set aside": "damaged files that a start has moved out of the way",
+    "demo": "text and model of demo://, made again when they are used",
+    "caches": "where follows were left, and other files",
+}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes by kind, and what is free on the disk."""
+
+    home: Path
+    kinds: dict[str, int]
+    free: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.kinds.values())
+
+    def line(self) -> str:
+        """One line with the largest kinds."""
+        largest = sorted(self.kinds.items(), key=lambda kind: -kind[1])[:3]
+        parts = ", ".join(f"{kind} {spell_bytes(size)}" for kind, size in largest if size)
+        return f"disk use: {spell_bytes(self.total)}{f' ({parts})' if parts else ''}, {spell_bytes(self.free)} free"
+
+
+def usage(home: Path) -> Usage:
+    """Walk the home folder. Files with several names count once; what vanishes meanwhile does not count."""
+    kinds = Counter(dict.fromkeys(KINDS, 0))
+    seen: set[tuple[int, int]] = set()
+    for parent, _, names in os.walk(home):
+        for name in names:
+            path = Path(parent, name)
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if status.st_nlink == 1 or (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                # What it takes, not how long it is: a file of a byte takes a block.
+                kinds[_kind(path, home)] += status.st_blocks * 512
+    return Usage(home, dict(kinds), shutil.disk_usage(home).free)
+
+
+def aside(home: Path) -> list[Path]:
+    """What a start has found damaged and moved out of the way."""
+    state = state_folder(home)
+    return sorted([*state.glob("*.damaged-*"), *state.glob("jobs/*/*.damaged")])
+
+
+def _kind(path: Path, home: Path) -> str:
+    state = state_folder(home)
+    if path.name.endswith(".damaged") or any(".damaged-" in part for part in path.parts):
+        return "set aside"
+    if path.is_relative_to(state / "s3"):
+        return "S3 objects"
+    if path.is_relative_to(state / "jobs"):
+        below = path.relative_to(state / "jobs").parts
+        kinds = {"hosts": "jobs that run", "pool": "warm pools"}
+        return kinds.get(below[1] if len(below) > 1 else "", "job records and logs")
+    if path == state / "server.log":
+        return "server log"
+    return "demo" if path.is_relative_to(home / "demo") else "caches"
+
+
+def spell_bytes(size: float) -> str:
+    """`512 B`, `4.1 kB`, `1.2 GB`: decimal, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
