@@ -25,7 +25,7 @@ from tests.train.launched import CONFIG, Shell, lay_out
 
 pytestmark = pytest.mark.slow
 
-TRIES = int(os.environ.get("SMTRAIN_NTH_WRITES", "5"))
+TRIES = int(os.environ.get("SMTRAIN_NTH_WRITES", "3"))
 FIRST = int(os.environ.get("SMTRAIN_NTH_FIRST", "1"))
 ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)
 NAMED = re.compile(r"no space left on|is read-only|read-only file system|disk quota|input/output error", re.I)
