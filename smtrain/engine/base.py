@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -70,6 +70,8 @@ class Engine(Protocol):
     dp_size: int
     parameters: int
     """How many numbers the whole model has."""
+    steps_ahead: int
+    """How many more steps to begin before a step's numbers are read, so that the device never waits for the host."""
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
@@ -80,6 +82,12 @@ class Engine(Protocol):
         (position i holds the token after position i), -100 is ignored. `segments`, of the same shape, numbers the
         samples packed into a row: a run of equal numbers attends to itself only, and its positions count from 0.
         """
+        ...
+
+    def begin_step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> Callable[[], StepResult]:
+        """`step` that returns once the device has its work; what it gives waits for the numbers, and is collective."""
         ...
 
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
+from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -14,6 +16,7 @@ from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, StepResult
 from smtrain.errors import SmtrainError
 from smtrain.lines import Line
+from smtrain.train.first_step import FirstStep
 from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.position import Position
@@ -51,6 +54,16 @@ class StopRequest:
         return engine.any(self._asked)
 
 
+class Begun(NamedTuple):
+    """A step that the device has been given; `numbers` waits for what came of it."""
+
+    step: int
+    first: int
+    """Its first sample."""
+    lr: float
+    numbers: Callable[[], StepResult]
+
+
 def train(
     config: JobConfig, engine: Engine, loader: Loader, *, line: Line, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
@@ -62,6 +75,7 @@ def train(
     `distrusted` names checkpoints that do not count when old ones are pruned. Checkpoints are written while training
     goes on, and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil
     weights that gave both. Raises `SmtrainError` naming step and samples when the loss is no number or explodes.
+    A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
     """
     options = config.train
     step, began = resumed or 0, 0.0
@@ -81,38 +95,57 @@ def train(
         began = time.perf_counter()
         engine.begin_save(line.own, step, position.at(step, samples, watch.history))
 
-    def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float, watch: LossWatch) -> StepResult:
-        """One step from the weights as they are; a save of weights that do not bear it is given up."""
+    def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float) -> Begun:
+        """One step from the weights as they are."""
         input_ids, labels, *segments = batch
-        result = engine.step(input_ids, labels, lr, *segments)
+        begun = Begun(step, first, lr, engine.begin_step(input_ids, labels, lr, *segments))
+        stall.beat(f"step {step}")
+        return begun
+
+    def judge(begun: Begun, watch: LossWatch) -> StepResult:
+        """Wait for a step's numbers; a save of weights that do not bear it is given up."""
+        result = begun.numbers()
         try:
-            watch.check(step, result, range(first, first + options.global_batch_size))
+            watch.check(begun.step, result, range(begun.first, begun.first + options.global_batch_size))
         except SmtrainError:
             engine.abandon_save()
             raise
-        stall.beat(f"step {step}")
+        stall.beat(f"step {begun.step}")
         return result
+
+    def settle(begun: Begun) -> None:
+        result = judge(begun, watch)
+        if log and (begun.step % options.log_interval == 0 or begun.step in (1, options.steps)):
+            log.log(begun.step, result, begun.lr, loader.waited)
+        ended(wait=False)  # a save is of weights before this step: one begins only once all steps are settled
 
     if resumed is None and options.steps == 0:
         save()
+    if stop.agreed(engine):
+        if engine.rank == 0:
+            print("asked to stop before the first step: nothing to save, the same command goes on", flush=True)
+        return step
+    first_step, ahead = FirstStep(), deque[Begun]()
     while step < options.steps:
         step += 1
         lr, batch = learning_rate(options, step), loader.batch(samples)
-        result = advance(batch, samples, lr, watch)
+        ahead.append(advance(batch, samples, lr))
         samples += options.global_batch_size
-        if log and (step % options.log_interval == 0 or step in (1, options.steps)):
-            log.log(step, result, lr, loader.waited)
         stopping = stop.agreed(engine)
-        ended(wait=False)
-        if step % options.save_interval == 0 or step == options.steps or stopping:
+        first_step.done()
+        saving = step % options.save_interval == 0 or step == options.steps or stopping
+        while ahead and (saving or len(ahead) > engine.steps_ahead):
+            settle(ahead.popleft())
+        if saving:
             save()
         if step == options.steps or stopping:
             # nobody keeps this step: it shows whether the weights just saved can go on
-            advance(batch, samples - options.global_batch_size, lr, LossWatch())
+            judge(advance(batch, samples - options.global_batch_size, lr), LossWatch())
             ended(wait=True)
         if stopping:
             if engine.rank == 0:
                 print(f"asked to stop: saved step {step}, the same command goes on from here", flush=True)
             return step
+    first_step.done()
     ended(wait=True)
     return step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class NativeEngine:
     the same on every mesh. Raises `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on
     every rank if the weights do not fit.
     """
+
+    steps_ahead = 0
 
     def __init__(
         self,
@@ -68,6 +70,12 @@ class NativeEngine:
         total = self.pipeline.train(micro_batches, 1.0 / tokens)
         norm = self.optimizer.step(lr)
         return StepResult(self._mean(total, tokens), float(norm))
+
+    def begin_step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> Callable[[], StepResult]:
+        result = self.step(input_ids, labels, lr, segments)
+        return lambda: result
 
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
         micro_batches = self._micro_batches(input_ids, labels, segments)

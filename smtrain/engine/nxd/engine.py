@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class NxdEngine:
     step has `micro_batches` of `options.micro_batch_size` samples on each data-parallel rank. Raises `ConfigError` if
     the mesh does not fit the job or the model, `CheckpointError` on every rank if the weights do not fit.
     """
+
+    steps_ahead = 1
 
     def __init__(
         self, config: dict[str, Any], options: ParallelOptions, optimizer: OptimizerOptions,
@@ -118,6 +120,11 @@ class NxdEngine:
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
     ) -> StepResult:
+        return self.begin_step(input_ids, labels, lr, segments)()
+
+    def begin_step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> Callable[[], StepResult]:
         self._check(input_ids, segments)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -132,7 +139,7 @@ class NxdEngine:
         self.optimizer_steps += 1
         norm = self._clipping().norm
         assert norm is not None
-        return StepResult(self._mean(loss), float(norm))
+        return lambda: StepResult(self._mean(loss), float(norm))
 
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
         self._check(input_ids, segments)
@@ -169,7 +176,7 @@ class NxdEngine:
         )  # fmt: skip
 
     def any(self, flag: bool) -> bool:
-        return any(self.everyone.gather(flag))
+        return self.everyone.sum(float(flag))[0] > 0
 
     def close(self) -> None:
         persist.finish(self)

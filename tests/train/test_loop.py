@@ -1,0 +1,161 @@
+"""The loop around a real engine: when a step's numbers are read, and a stop that comes early."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smtrain.config import JobConfig
+from smtrain.errors import SmtrainError
+from tests.engine import cases
+from tests.engine.world import World
+
+MORE = 2**31 - 1  # rounds of a function that lets no signal handler run until it ends: many minutes
+
+
+class Batches:
+    """The loader's part of a tiny run."""
+
+    waited = 0.0
+
+    def batch(self, samples_consumed: int) -> Any:
+        return cases.batch(cases.CONFIGS["llama"], samples_consumed // cases.BATCH)
+
+
+class Where:
+    """What a checkpoint keeps beside the weights."""
+
+    def at(self, step: int, samples: int, losses: Any) -> dict[str, Any]:
+        return {"samples": samples, "losses": len(losses)}
+
+
+class Late:
+    """The native engine as one whose numbers come late; notes what was asked of it, and can spoil a step's."""
+
+    steps_ahead = 1
+
+    def __init__(self, engine: Any, spoilt: int | None) -> None:
+        self._engine, self._spoilt, self._begun, self.asked = engine, spoilt, 0, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def begin_step(self, *args: Any) -> Any:
+        self._begun += 1
+        number = self._begun
+        self.asked.append(f"begin {number}")
+        if number == self._spoilt:
+            self._engine.optimizer.master[0] = math.nan
+            self._engine.optimizer.publish()
+        numbers = self._engine.begin_step(*args)
+
+        def read() -> Any:
+            self.asked.append(f"read {number}")
+            return numbers()
+
+        return read
+
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        self.asked.append(f"save {step}")
+        self._engine.begin_save(folder, step, state)
+
+    def end_save(self, wait: bool = True) -> int | None:
+        whole: int | None = self._engine.end_save(wait=True)  # the disk is as fast as can be
+        if whole is not None:
+            self.asked.append(f"whole {whole}")
+        return whole
+
+
+def go(rank: int, folder: Path, stopped: bool, spoilt: int | None) -> tuple[list[str], Any, list[str]]:
+    """What the loop asked of an engine whose numbers come late, how it ended, and the checkpoints left."""
+    from smtrain.lines import Line
+    from smtrain.train.health import LossWatch, StallWatch
+    from smtrain.train.loop import StopRequest, train
+
+    options = {"steps": 5, "global_batch_size": cases.BATCH, "seq_len": cases.SEQ_LEN, "precision": "fp32"}
+    config = JobConfig.model_validate(
+        {"model": {"path": "s3://unused"}, "train": {**options, "save_interval": 3, "lr": 1e-3}}
+    )
+    engine = Late(cases.engine(cases.CONFIGS["llama"], cases.mesh("111")), spoilt)
+    stop = StopRequest()
+    if stopped:
+        os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        ended: Any = train(
+            config, engine, Batches(), line=Line.of(folder, ""), resumed=None, samples=0, position=Where(), log=None,
+            stop=stop, stall=StallWatch(0, lambda _: None), watch=LossWatch(), distrusted=set(),
+        )  # fmt: skip
+    except SmtrainError as error:
+        ended = str(error)
+    return engine.asked, ended, sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def solo() -> Iterator[World]:
+    world = World(1)
+    yield world
+    world.stop()
+
+
+def test_numbers_are_read_a_step_late_and_all_of_them_before_a_save(solo: World, tmp_path: Path) -> None:
+    asked, ended, left = solo.run(go, tmp_path, False, None)[0]
+    assert ended == 5
+    assert asked == [
+        "begin 1", "begin 2", "read 1", "begin 3", "read 2", "read 3", "save 3", "begin 4", "begin 5", "read 4",
+        "whole 3", "read 5", "save 5", "begin 6", "read 6", "whole 5",
+    ]  # fmt: skip
+    assert left == ["step_00000003", "step_00000005"]
+
+
+def test_a_save_whose_next_step_is_no_number_is_not_kept_however_late_that_is_seen(solo: World, tmp_path: Path) -> None:
+    asked, ended, left = solo.run(go, tmp_path, False, 4)[0]
+    assert "loss nan" in ended
+    assert "at step 4" in ended
+    assert asked[-3:] == ["begin 4", "begin 5", "read 4"]
+    assert "whole 3" not in asked
+    assert left == []
+
+
+def test_a_stop_before_the_first_step_begins_none(solo: World, tmp_path: Path) -> None:
+    assert solo.run(go, tmp_path, True, None)[0] == ([], 0, [])
+
+
+STUCK = f"""
+import hashlib, signal, sys
+from smtrain.train.first_step import FirstStep
+signal.signal(signal.SIGTERM, lambda *_: None)
+first = FirstStep(grace=0.2)
+if sys.argv[1] == "done":
+    first.done()
+print("begun", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000 if sys.argv[1] == "done" else {MORE})
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["compiling", "done"])
+def test_a_stop_during_the_first_step_does_not_wait_for_it(when: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, when], stdout=subprocess.PIPE, text=True, env={**os.environ, "RANK": "0"}
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    if when == "done":
+        assert said == "went on\n"
+    else:
+        assert said.endswith("asked to stop before the first step was done: nothing to save\n")
+        assert "went on" not in said
