@@ -23,6 +23,8 @@ from smtrain.errors import SmtrainError
 from smtrain.facts import table
 from smtrain.train.entry import main
 
+HERE = Path(__file__).resolve().parent
+
 
 def stage(config: JobConfig, container: Container) -> None:
     program = shutil.which(PROGRAM)
@@ -70,9 +72,9 @@ def stage(config: JobConfig, container: Container) -> None:
 def _trial(config: JobConfig) -> list[str]:
     """The training run with all its processes on this host."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={config.world_size}",
+        sys.executable, str(HERE / "rendezvous.py"), "--nnodes=1", f"--nproc_per_node={config.world_size}",
         "--master_addr=127.0.0.1", f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', '7777')}",
-        str(Path(__file__).resolve().parent / "train.py"),
+        str(HERE / "train.py"),
     ]  # fmt: skip
 
 

@@ -102,13 +102,23 @@ def command(stage: str, ml: Path) -> list[str]:
     processes = config["compute"]["processes_per_instance"]
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
+    first = address(hosts[0])
     return [
-        sys.executable, "-m", "torch.distributed.run",
+        sys.executable, *torchrun(first),
         f"--nnodes={len(hosts)}", f"--nproc_per_node={processes}", f"--node_rank={hosts.index(current)}",
-        f"--master_addr={address(hosts[0])}",
+        f"--master_addr={first}",
         f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', MASTER_PORT)}",
         script,
     ]  # fmt: skip
+
+
+def torchrun(first: str) -> list[str]:
+    """torchrun as arguments of Python. Where all hosts are on this machine, no other is to reach their rendezvous."""
+    try:
+        here = socket.gethostbyname(first).startswith("127.")
+    except OSError:
+        here = False
+    return [str(HERE / "rendezvous.py")] if here else ["-m", "torch.distributed.run"]
 
 
 def supervise(arguments: list[str]) -> int:
@@ -116,15 +126,15 @@ def supervise(arguments: list[str]) -> int:
 
     SIGTERM goes to the training processes, which save and leave by themselves; before there are any, to torchrun.
     """
-    torchrun = subprocess.Popen(arguments)
+    process = subprocess.Popen(arguments)
 
     def stop(_number: int, _frame: object) -> None:
-        for pid in children(torchrun.pid) or [torchrun.pid]:
+        for pid in children(process.pid) or [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    status = torchrun.wait()
+    status = process.wait()
     return status if status >= 0 else 128 - status
 
 

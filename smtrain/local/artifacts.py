@@ -1,8 +1,10 @@
-"""What a job leaves: /opt/ml/model and /opt/ml/output/data of all hosts, merged, to the request's S3OutputPath."""
+"""What a job leaves: /opt/ml/model and /opt/ml/output/data of all hosts, merged, to the request's S3OutputPath.
+
+A link is uploaded as the file that it leads to.
+"""
 
 from __future__ import annotations
 
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -10,29 +12,24 @@ from typing import Any
 from smtrain.local.files import TRANSFER, split_uri
 
 
-def merged(folders: list[Path]) -> dict[str, Path]:
+def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:
     """Relative name -> file over all hosts' folders; the first host that has a name wins."""
-    files: dict[str, Path] = {}
-    for folder in folders:
-        for parent, _, names in os.walk(folder):
-            for name in sorted(names):
-                path = Path(parent, name)
-                if path.is_file():
-                    files.setdefault(path.relative_to(folder).as_posix(), path)
+    files = {name: path for found in reversed(hosts) for name, path in found.items()}
     return dict(sorted(files.items()))
 
 
 def upload(
-    client: Any, request: dict[str, Any], what: str, archive: str, folders: list[Path], work: Path
+    client: Any, request: dict[str, Any], what: str, archive: str, hosts: list[dict[str, Path]], work: Path
 ) -> str | None:
     """Upload one artefact; gives its URI, or None when the hosts left nothing.
 
-    `what` is the folder name for CompressionType NONE (model, data), `archive` the tar.gz name otherwise.
+    `hosts` holds the files of each host by name, `what` is the folder name for CompressionType NONE (model, data),
+    `archive` the tar.gz name otherwise.
     """
     output = request["OutputDataConfig"]
     base = f"{output['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/output"
     bucket, prefix = split_uri(base)
-    files = merged(folders)
+    files = merged(hosts)
     if not files:
         return None
     if output.get("CompressionType") == "NONE":

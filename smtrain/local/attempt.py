@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smtrain.local import artifacts, channels
+from smtrain.local import artifacts, channels, links
 from smtrain.local.channels import Channel, InputError
 from smtrain.local.hosts import OBEYS_WITHIN, Event, Host
 from smtrain.local.jobs import Job, hosts_of
@@ -83,12 +83,19 @@ class Attempt:
 
     def upload(self, folder: Path) -> None:
         """Bring model and output of all hosts to S3, with `folder` for the archives."""
-        models = [host.ml / "model" for host in self.hosts]
-        outputs = [host.ml / "output" / "data" for host in self.hosts]
+        models = [self._left_in(host, "model") for host in self.hosts]
+        outputs = [self._left_in(host, "output/data") for host in self.hosts]
         folder.mkdir(exist_ok=True)
         if uri := artifacts.upload(self.client, self.job.request, "model", "model.tar.gz", models, folder):
             self.job.set_artifacts(uri)
         artifacts.upload(self.client, self.job.request, "data", "output.tar.gz", outputs, folder)
+
+    def _left_in(self, host: Host, folder: str) -> dict[str, Path]:
+        """The files of a host's folder; links that lead to none are named in the host's log."""
+        files, nowhere = links.files_of(host.ml, host.ml / folder)
+        if nowhere:
+            host.log.write([links.sentence(f"/opt/ml/{folder}", nowhere)])
+        return files
 
     def move(self, secondary: str) -> None:
         """Enter a secondary status. A stop asked for meanwhile stays what Describe shows."""
@@ -139,6 +146,7 @@ class Attempt:
         if checkpoints and not self.stopping.is_set():
             folder = host.path_of(checkpoints.get("LocalPath", "/opt/ml/checkpoints"))
             sync = CheckpointSync(self.client, checkpoints["S3Uri"], folder)
+            sync.see_as(host.ml, host.log)
             try:
                 sync.pull()
             except self.client.exceptions.ClientError as error:

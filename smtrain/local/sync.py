@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import stat
+import contextlib
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from smtrain.local import links
 from smtrain.local.files import TRANSFER, split_uri, within
+
+if TYPE_CHECKING:
+    from smtrain.local.logstream import HostLog
 
 POLL_SECONDS = 1.0
 Seen = tuple[int, int]
@@ -25,10 +28,17 @@ class CheckpointSync:
         self.client, self.folder = client, folder
         self.bucket, prefix = split_uri(uri)
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
+        self._ml, self._log = folder, None  # type: Path, HostLog | None
+        self._named: set[str] = set()
+        self._paths: dict[str, Path] = {}
         self._synced: dict[str, Seen] = {}
         self._before: dict[str, Seen] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def see_as(self, ml: Path, log: HostLog) -> None:
+        """Follow links as the host with this /opt/ml does, and name in its log those that lead nowhere."""
+        self._ml, self._log = ml, log
 
     def pull(self) -> None:
         """Copy the prefix into the folder. A prefix that holds nothing yet is a fresh start."""
@@ -68,7 +78,7 @@ class CheckpointSync:
         for name in sorted(changed, key=lambda name: now[name][1]):
             if not settled and self._before.get(name) != now[name]:
                 break  # what was written later must not overtake what is still being written
-            path = self.folder / name
+            path = self._paths[name]
             try:
                 self.client.upload_file(str(path), self.bucket, self.prefix + name, Config=TRANSFER)
             except FileNotFoundError:
@@ -88,13 +98,12 @@ class CheckpointSync:
     def _look(self) -> dict[str, Seen]:
         """Relative name -> (size, mtime in ns) of every regular file."""
         found: dict[str, Seen] = {}
-        for parent, _, names in os.walk(self.folder):
-            for name in names:
-                path = Path(parent, name)
-                try:
-                    status = path.stat()
-                except FileNotFoundError:
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    found[path.relative_to(self.folder).as_posix()] = (status.st_size, status.st_mtime_ns)
+        self._paths, nowhere = links.files_of(self._ml, self.folder)
+        if self._log and (new := set(nowhere) - self._named):
+            self._named |= new
+            self._log.write([links.sentence(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}", list(new))])
+        for name, path in self._paths.items():
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found[name] = (status.st_size, status.st_mtime_ns)
         return found

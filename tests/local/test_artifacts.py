@@ -47,3 +47,30 @@ def test_an_output_bucket_that_is_not_there_fails_the_job(client: Client) -> Non
     job = client.run("echo x > /opt/ml/model/x", OutputDataConfig={"S3OutputPath": "s3://no-such-bucket/x"})
     assert job["TrainingJobStatus"] == "Failed"
     assert "NoSuchBucket" in job["FailureReason"]
+
+
+LINK = """
+cd /opt/ml/FOLDER; mkdir step_2; echo two > step_2/file; ln -s step_2 latest; ln -s /opt/ml/FOLDER/step_2/file absolute
+ln -s ../../opt/ml/code/made outside_it; echo made > /opt/ml/code/made; ln -s /opt/ml/code/made made
+ln -s /etc/hostname machine; ln -s nothing broken; ln -s . circle; ln -s a b; ln -s b a; mkfifo pipe
+ln -s ../../../../etc/hostname climbing; ln -s latest/file through; cat through absolute made
+"""
+LINKED = {"absolute": "two", "latest/file": "two", "made": "made", "step_2/file": "two", "through": "two"}
+NOWHERE = ("a", "b", "broken", "circle", "climbing and 2 more")  # and machine, outside_it
+
+
+def test_links_are_uploaded_as_what_the_job_sees_there(client: Client) -> None:
+    """And never as a file of this machine: a link that leads out of /opt/ml, or nowhere, is named in the log."""
+    job = client.completed(LINK.replace("FOLDER", "model"))
+    assert unpacked(client.get(f"out/{job['TrainingJobName']}/output/model.tar.gz")) == LINKED
+    said = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: " + ", ".join(
+        NOWHERE
+    )
+    assert client.lines(job) == ["two", "two", "made", said]
+
+
+def test_links_among_checkpoints_are_treated_alike(client: Client) -> None:
+    uri = f"s3://{client.bucket}/linked"
+    job = client.completed(LINK.replace("FOLDER", "checkpoints"), CheckpointConfig={"S3Uri": uri})
+    assert {key.removeprefix("linked/"): client.get(key).decode().strip() for key in client.keys("linked/")} == LINKED
+    assert client.lines(job)[-1].endswith("not uploaded from /opt/ml/checkpoints: " + ", ".join(NOWHERE))

@@ -1,0 +1,26 @@
+"""torchrun, whose rendezvous listens on the first host's own address: `python rendezvous.py ARGUMENTS OF TORCHRUN`.
+
+torch's store listens on all interfaces, also where all hosts of a job are on this machine and none else is to reach it.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+from torch.distributed.run import main
+
+
+def store(host: str, port: int, world_size: int, is_master: bool, timeout: timedelta, **options: Any) -> TCPStore:
+    """A store as torchrun asks for it; of the first host, behind a socket that is bound to its address."""
+    if is_master:
+        options["master_listen_fd"] = socket.create_server((host, port), backlog=2048).detach()
+    return TCPStore(host, port, world_size, is_master, timeout, **options)
+
+
+if __name__ == "__main__":
+    static_tcp_rendezvous.TCPStore = store  # type: ignore[attr-defined, assignment]
+    main()
