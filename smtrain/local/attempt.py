@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from smtrain.local import artifacts, channels, links
+from smtrain.local import artifacts, channels, links, toolkit
 from smtrain.local.channels import Channel, InputError
 from smtrain.local.hosts import OBEYS_WITHIN, Event, Host
 from smtrain.local.jobs import Job, hosts_of
@@ -110,7 +109,7 @@ class Attempt:
     def _run_hosts(self, port: int) -> End | None:
         """Bring all hosts to the start line and let them go."""
         request = self.job.request
-        argv = _entrypoint(request)
+        command = toolkit.command(request)
         for rank in range(len(hosts_of(request))):
             host = Host(self.job, rank, self.executor.endpoint, self.events)
             self.hosts.append(host)
@@ -123,7 +122,7 @@ class Attempt:
             self.network = Network()
         keeper = self.network.pid if self.network else 0
         for host, waiting in zip(self.hosts, lazy, strict=True):
-            host.start(argv, port, waiting, self.executor.namespaces, keeper)
+            host.start(command, port, waiting, self.executor.namespaces, keeper)
         self._await_ready(lazy)
         if self.stopping.is_set():
             return End("Stopped")
@@ -241,17 +240,3 @@ class Attempt:
             tail = f", exit code: {failed.exit_code}"
             return End("Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail)
         return end or End("Completed")
-
-
-def _entrypoint(request: dict[str, Any]) -> list[str]:
-    """The command of every host. Without one it is the `train` of the sagemaker-training toolkit, as in its images."""
-    algorithm = request["AlgorithmSpecification"]
-    entrypoint = algorithm.get("ContainerEntrypoint")
-    if entrypoint:
-        return [*entrypoint, *(algorithm.get("ContainerArguments") or [])]
-    if shutil.which("train") is None:
-        raise InputError(
-            "the request has no AlgorithmSpecification.ContainerEntrypoint, and the image it names cannot be run "
-            "locally: give an entrypoint, or install sagemaker-training, whose `train` would be it"
-        )
-    return ["train", *(algorithm.get("ContainerArguments") or [])]

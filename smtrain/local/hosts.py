@@ -23,6 +23,7 @@ from smtrain.local.faults import OWN_CLIENT
 from smtrain.local.files import within
 from smtrain.local.jobs import Job, hosts_of
 from smtrain.local.logstream import HostLog
+from smtrain.local.toolkit import Command, search_path
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 OBEYS_WITHIN = 10.0  # seconds until a supervisor that does not do as told is ended with all it runs
@@ -99,7 +100,7 @@ class Host:
         """Where a path below /opt/ml of this host lies on the machine."""
         return within(self.ml, absolute.removeprefix("/opt/ml/"))
 
-    def start(self, argv: list[str], port: int, lazy: list[Channel], namespaces: bool, network: int) -> None:
+    def start(self, command: Command, port: int, lazy: list[Channel], namespaces: bool, network: int) -> None:
         """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
 
         `network` is the process that keeps an isolated job's network, or 0.
@@ -111,8 +112,8 @@ class Host:
             "namespaces": namespaces,
             "network": network,
             "package_parent": str(PACKAGE_PARENT),
-            "argv": argv,
-            "env": self._environment(port),
+            "argv": command.argv,
+            "env": {**command.environment, **self._environment(port)},
             "fastfile": {channel.name: self._fastfile(channel) for channel in lazy},
         }
         spec_path = self.folder / "spec.json"
@@ -140,14 +141,13 @@ class Host:
     def _environment(self, port: int) -> dict[str, str]:
         """What the leader sees: nothing of the shell that started the control plane but HOME and the language."""
         inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL") if k in os.environ}
-        system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return {
             "HOME": "/root",
             "LANG": "C.UTF-8",
             # As in the deep learning images: lines reach the log when they are printed.
             "PYTHONUNBUFFERED": "1",
             **inherited,
-            "PATH": f"{Path(sys.executable).parent}:{system}",
+            "PATH": search_path(self.job.request),
             **(NO_CREDENTIALS if self.job.isolated else self.endpoint.environment()),
             **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),
             **(self.job.request.get("Environment") or {}),

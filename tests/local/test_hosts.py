@@ -143,13 +143,3 @@ def test_an_entrypoint_that_cannot_run(client: Client, command: list[str]) -> No
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].endswith("exit code: 127")
     assert command[0] in job["FailureReason"] or "denied" in job["FailureReason"]
-
-
-def test_no_entrypoint_and_no_toolkit(client: Client) -> None:
-    request = client.request("true")
-    for key in ("ContainerEntrypoint", "ContainerArguments"):
-        del request["AlgorithmSpecification"][key]
-    client.sagemaker.create_training_job(**request)
-    job = client.wait(request["TrainingJobName"])
-    assert job["TrainingJobStatus"] == "Failed"
-    assert "ContainerEntrypoint" in job["FailureReason"]
