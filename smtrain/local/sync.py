@@ -29,7 +29,7 @@ class CheckpointSync:
         self.bucket, prefix = split_uri(uri)
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
         self._ml, self._log = folder, None  # type: Path, HostLog | None
-        self._named: set[str] = set()
+        self._nowhere: list[str] = []
         self._paths: dict[str, Path] = {}
         self._synced: dict[str, Seen] = {}
         self._before: dict[str, Seen] = {}
@@ -61,6 +61,8 @@ class CheckpointSync:
         """End the watching and bring up what is left. The host's processes must be gone."""
         self.abandon()
         self.push(settled=True)
+        if self._log and self._nowhere:
+            self._log.write([links.sentence(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}", self._nowhere)])
 
     def abandon(self) -> None:
         """End the watching and leave what is not up yet, as when the machine is lost."""
@@ -98,10 +100,7 @@ class CheckpointSync:
     def _look(self) -> dict[str, Seen]:
         """Relative name -> (size, mtime in ns) of every regular file."""
         found: dict[str, Seen] = {}
-        self._paths, nowhere = links.files_of(self._ml, self.folder)
-        if self._log and (new := set(nowhere) - self._named):
-            self._named |= new
-            self._log.write([links.sentence(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}", list(new))])
+        self._paths, self._nowhere = links.files_of(self._ml, self.folder)
         for name, path in self._paths.items():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
