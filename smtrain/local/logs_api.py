@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from moto.logs.exceptions import InvalidParameterException, ResourceNotFoundExce
 from moto.logs.responses import LogsResponse
 from moto.logs.utils import EventMessageFilter
 
-from smtrain.local import streams
+from smtrain.local import streams, validation
 from smtrain.local.streams import EVENT_BYTES, GROUP, PAGE_BYTES, PAGE_EVENTS, Event, JobStream, visible
 
 
@@ -25,15 +26,20 @@ def install() -> None:
             raise ResourceNotFoundException(msg="The specified log stream does not exist.")
         return stream.page(asked)
 
-    for name, ours in (("get_log_events", got), ("filter_log_events", filtered), ("describe_log_streams", described)):
-        setattr(LogsResponse, name, _for_jobs(getattr(LogsResponse, name), ours))
+    for name, ours in (("GetLogEvents", got), ("FilterLogEvents", filtered), ("DescribeLogStreams", described)):
+        method = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        setattr(LogsResponse, method, _for_jobs(name, getattr(LogsResponse, method), ours))
 
 
-def _for_jobs(theirs: Any, ours: Any) -> Any:
+def _for_jobs(operation: str, theirs: Any, ours: Any) -> Any:
     def run(self: Any) -> Any:
         asked = json.loads(self.body)
         group = asked.get("logGroupName") or (asked.get("logGroupIdentifier") or "").rpartition(":log-group:")[2]
-        return json.dumps(ours(asked)) if group == GROUP else theirs(self)
+        if group != GROUP:
+            return theirs(self)
+        if fault := validation.fault_of("logs", operation, asked):
+            raise InvalidParameterException(msg=fault)
+        return json.dumps(ours(asked))
 
     return run
 
@@ -47,6 +53,8 @@ def filtered(asked: dict[str, Any]) -> dict[str, Any]:
         if missing := set(names) - {stream.log_stream_name for stream in chosen}:
             raise ResourceNotFoundException(msg=f"The specified log stream does not exist: {sorted(missing)[0]}")
     start, end, token = asked.get("startTime"), asked.get("endTime"), asked.get("nextToken")
+    if token and not re.fullmatch(r"\d{20,}/\d+", token):
+        raise InvalidParameterException(msg="The specified nextToken is invalid.")
     position, _, turn = (token or "").partition("/")
     pattern = EventMessageFilter(asked.get("filterPattern") or "")
 

@@ -16,6 +16,7 @@ import botocore.session
 from moto.core.exceptions import JsonRESTError
 from moto.servicequotas.responses import ServiceQuotasResponse
 
+from smtrain.local import validation
 from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.jobs import Job, hosts_of
 
@@ -137,7 +138,10 @@ def install(quotas: Quotas) -> None:
         names = sorted(quotas.values)
         if code := asked.get("QuotaCode"):
             names = [named(code)]
-        start = int(base64.b64decode(asked["NextToken"])) if asked.get("NextToken") else 0
+        try:
+            start = int(base64.b64decode(asked["NextToken"])) if asked.get("NextToken") else 0
+        except ValueError:
+            raise JsonRESTError("InvalidPaginationTokenException", "Invalid pagination token provided.") from None
         end = start + int(asked.get("MaxResults") or 100)
         page: dict[str, Any] = {"Quotas": [quotas.described(name) for name in names[start:end]]}
         if end < len(names):
@@ -176,5 +180,18 @@ def install(quotas: Quotas) -> None:
         request_service_quota_increase,
         list_requested_service_quota_change_history_by_quota,
     ):
-        setattr(ServiceQuotasResponse, handler.__name__, handler)
-    ServiceQuotasResponse.list_aws_default_service_quotas = list_service_quotas  # type: ignore[method-assign]
+        operation = "".join(word.capitalize() for word in handler.__name__.split("_"))
+        setattr(ServiceQuotasResponse, handler.__name__, _validated(operation, handler))
+    defaults: Any = _validated("ListAWSDefaultServiceQuotas", list_service_quotas)
+    ServiceQuotasResponse.list_aws_default_service_quotas = defaults  # type: ignore[method-assign]
+
+
+def _validated(operation: str, handler: Any) -> Any:
+    """The handler, behind the service's own validation of what it was asked."""
+
+    def run(self: Any) -> Any:
+        if fault := validation.fault_of("service-quotas", operation, json.loads(self.body)):
+            raise JsonRESTError("IllegalArgumentException", fault)
+        return handler(self)
+
+    return run

@@ -264,3 +264,51 @@ def test_sagemaker_sdk_waits_for_a_job(client: Client) -> None:
     )
     assert "STATUS Completed" in done.stdout, done.stderr[-2000:]
     assert "seen by the SDK" in done.stdout + done.stderr
+
+
+ODD = {
+    "service-quotas": [
+        {},
+        {"ServiceCode": "sagemaker"},
+        {"ServiceCode": "sagemaker", "NextToken": "made up"},
+        {"ServiceCode": "sagemaker", "MaxResults": 0},
+        {"ServiceCode": "sagemaker", "QuotaCode": "nope", "DesiredValue": 1},
+    ],
+    "logs": [
+        {},
+        {"logGroupName": "/aws/sagemaker/TrainingJobs"},
+        {"logGroupName": "/aws/sagemaker/TrainingJobs", "logStreamName": "nobody", "nextToken": "made up"},
+        {"logGroupName": "/aws/sagemaker/TrainingJobs", "nextToken": "made up"},
+        {"logGroupName": "/aws/sagemaker/TrainingJobs", "limit": 0},
+    ],
+    "sagemaker": [{}, {"NextToken": "made up"}, {"TrainingJobName": "nobody"}],
+}
+CALLS = {
+    "service-quotas": (
+        "ListServiceQuotas", "ListAWSDefaultServiceQuotas", "GetServiceQuota", "RequestServiceQuotaIncrease",
+        "ListRequestedServiceQuotaChangeHistoryByQuota",
+    ),
+    "logs": ("GetLogEvents", "FilterLogEvents", "DescribeLogStreams"),
+    "sagemaker": (
+        "CreateTrainingJob", "DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob", "DeleteTrainingJob",
+        "ListTrainingJobs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("service", CALLS)
+def test_no_call_of_ours_ends_in_an_internal_error(client: Client, service: str) -> None:
+    """Whatever is missing or made up: an answer, or a refusal in the service's words."""
+    config = Config(parameter_validation=False, retries={"max_attempts": 0})
+    caller = client.endpoint.session().client(service, config=config)
+    names = {operation: name for name, operation in caller.meta.method_to_api_mapping.items()}
+    refusals = []
+    for operation in CALLS[service]:
+        known = caller.meta.service_model.operation_model(operation).input_shape.members
+        for asked in ODD[service]:
+            try:
+                getattr(caller, names[operation])(**{key: value for key, value in asked.items() if key in known})
+            except ClientError as error:
+                refusals.append((operation, asked, error.response["ResponseMetadata"]["HTTPStatusCode"]))
+    assert refusals
+    assert [refusal for refusal in refusals if refusal[-1] != 400] == []
