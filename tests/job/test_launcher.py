@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import zipfile
@@ -120,51 +119,3 @@ def test_training_becomes_torchrun_over_the_hosts_and_other_stages_a_script(
     assert argv[-1].endswith("entrypoints/train.py")
     assert launcher.torchrun("localhost") == [str(entrypoints_folder() / "rendezvous.py")]
     assert launcher.command("export", tmp_path)[1].endswith("entrypoints/export.py")
-
-
-LISTENERS = """
-import json, os
-from pathlib import Path
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-addresses = []
-for name in ("tcp", "tcp6"):
-    rows = [line.split() for line in Path("/proc/net/" + name).read_text().splitlines()[1:]]
-    listening = {row[9]: row[1] for row in rows if row[3] == "0A"}
-    for pid in (os.getpid(), os.getppid()):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inode = os.readlink(entry)[8:-1]
-            except OSError:
-                continue
-            if inode in listening:
-                addresses.append(listening[inode].split(":")[0])
-dist.barrier()
-if dist.get_rank() == 0:
-    print(json.dumps({"total": total.item(), "addresses": addresses}), flush=True)
-"""
-
-
-def test_the_rendezvous_of_a_job_on_this_machine_is_not_open_to_others(tmp_path: Path) -> None:
-    """Two hosts with a rank each; every listening socket of torchrun and of a rank is bound to 127.0.0.1."""
-    (tmp_path / "ranks.py").write_text(LISTENERS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    hosts = [
-        subprocess.Popen(
-            [
-                sys.executable, str(entrypoints_folder() / "rendezvous.py"), "--nnodes=2", "--nproc_per_node=1",
-                f"--node_rank={rank}", "--master_addr=127.0.0.1", f"--master_port={port}", str(tmp_path / "ranks.py"),
-            ],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [host.communicate()[0] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0]
-    found = json.loads(said[0].splitlines()[-1])
-    assert found["total"] == 2
-    assert set(found["addresses"]) == {"0100007F"}

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from smtrain.job.bundle import entrypoints_folder
+
 from .conftest import Client, channel
 from .test_api import refused
 
@@ -50,27 +52,65 @@ def test_an_isolated_job_sees_its_data_and_no_network(client: Client, mode: str)
 
 
 GATHER = """
-import os, torch.distributed as dist
+import json, os, torch.distributed as dist
+from pathlib import Path
 dist.init_process_group("gloo")
 ranks = [None] * dist.get_world_size()
 dist.all_gather_object(ranks, os.environ["GROUP_RANK"] + "." + os.environ["LOCAL_RANK"])
-print("ranks", *ranks, flush=True)
+listening = {}
+for name in ("tcp", "tcp6"):
+    rows = [line.split() for line in Path("/proc/net/" + name).read_text().splitlines()[1:]]
+    listening |= {f"socket:[{row[9]}]": row[1].split(":")[0] for row in rows if row[3] == "0A"}
+addresses = set()
+for pid in (os.getpid(), os.getppid()):
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            addresses.add(listening.get(os.readlink(entry)))
+        except OSError:
+            pass
+dist.barrier()
+print(json.dumps([ranks, sorted(addresses - {None})]), flush=True)
 """
 
 
 def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
-    """torchrun over both, as the launcher runs it; another isolated job at the same time changes nothing."""
+    """By torchrun as the launcher starts it here; all that it and the ranks listen on is bound to 127.0.0.1."""
     command = (
         f"cat > t.py <<'END'\n{GATHER}END\n"
-        f"exec {sys.executable} -m torch.distributed.run --nnodes=2 --nproc_per_node=1 --master_addr=algo-1 "
-        "--master_port=$SMTRAIN_MASTER_PORT --node_rank=$((${HOSTNAME#algo-} - 1)) t.py"
+        f"exec {sys.executable} {entrypoints_folder()}/rendezvous.py --nnodes=2 --nproc_per_node=1 "
+        "--master_addr=algo-1 --master_port=$SMTRAIN_MASTER_PORT --node_rank=$((${HOSTNAME#algo-} - 1)) t.py"
     )
     environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    names = [client.start(command, hosts=2, EnableNetworkIsolation=True, Environment=environment) for _ in range(2)]
+    job = client.run(command, hosts=2, EnableNetworkIsolation=True, Environment=environment)
+    assert job["TrainingJobStatus"] == "Completed", client.lines(job)
+    for host in ("algo-1", "algo-2"):
+        assert json.loads(client.lines(job, host)[-1]) == [["0.0", "1.0"], ["0100007F"]]
+
+
+def test_isolated_jobs_at_once_do_not_meet(client: Client) -> None:
+    """Each has a network of its own: both bind one port, and each second host finds its own first one."""
+    program = """
+import os, socket, time
+if socket.gethostname() == "algo-1":
+    with socket.create_server(("algo-1", 7777)) as server:
+        for _ in range(2):
+            peer, _ = server.accept()
+            print("heard", peer.recv(100).decode(), flush=True)
+            time.sleep(0.5)
+else:
+    for _ in range(2):
+        while True:
+            try:
+                peer = socket.create_connection(("algo-1", 7777))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        peer.sendall(os.environ["TRAINING_JOB_NAME"].encode())
+"""
+    names = [client.start(["python", "-c", program], hosts=2, EnableNetworkIsolation=True) for _ in range(2)]
     for name in names:
-        job = client.wait(name)
-        assert job["TrainingJobStatus"] == "Completed", client.lines(name)
-        assert "ranks 0.0 1.0" in client.lines(name)
+        assert client.wait(name)["TrainingJobStatus"] == "Completed", client.lines(name)
+        assert client.lines(name) == [f"heard {name}"] * 2
 
 
 def test_where_there_are_no_namespaces_it_is_refused(start_server) -> None:
