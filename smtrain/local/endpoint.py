@@ -236,11 +236,14 @@ def _start(home: Path) -> Endpoint:
         if process.poll() is not None:
             break
         time.sleep(0.05)
+    silent = f"no answer within {START_SECONDS:.0f} s"
+    if process.poll() is not None:
+        silent = f"it ended with status {process.returncode} and could not say why; look whether its disk takes writes"
     process.kill()
     process.wait()
     probe(state)
     lines = _said(log_path, started)
-    last = lines[-1] if lines else f"no answer within {START_SECONDS:.0f} s"
+    last = lines[-1] if lines else silent
     raise LocalError(f"the local control plane did not start (see {log_path}): {last}")
 
 

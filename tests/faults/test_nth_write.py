@@ -50,15 +50,18 @@ def each_ends_in_a_sentence(
         hit = disk.failed
         disk.heal()
         about = f"write {n} of {count}, {errno.errorcode[error]}: {hit}\n{said}"
+        fault = None
         if status == HUNG:
-            wrong.append(f"HUNG: {about}")
+            fault = f"HUNG: {about}"
         elif status not in (0, 1, 2) or "Traceback" in said:
-            wrong.append(f"no sentence (status {status}): {about}")
+            fault = f"no sentence (status {status}): {about}"
         elif status and not NAMED.search(said.strip().splitlines()[-1]):
-            wrong.append(f"does not say why: {about}")
+            fault = f"does not say why: {about}"
         status, said = again(n)
         if status:
-            wrong.append(f"does not go on ({status}): {about}\nthen:\n{said}")
+            fault = f"{fault or about}\ndoes not go on ({status}), then:\n{said}"
+        print(f"write {n} of {count}, {errno.errorcode[error]}: {fault or 'goes on'}", flush=True)
+        wrong += [fault] if fault else []
     assert not wrong, "\n\n".join(wrong)
 
 
