@@ -1,17 +1,30 @@
-"""Stage train as a process by itself, with everything that it imports loaded beforehand."""
+"""A stage as a process by itself, with everything that it imports loaded beforehand.
+
+main([ML_ROOT, STAGE])
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import torch.distributed  # noqa: F401
 import transformers.models.llama.modeling_llama  # noqa: F401
 
-import smtrain.train.start as started
+import smtrain.checkpoint.convert
+import smtrain.checkpoint.export
+import smtrain.data.prepare
+import smtrain.train.start  # noqa: F401
 from smtrain.train.entry import main as run
+from tests.faults.zygote import ROOT
 
 
 def main(argv: list[str]) -> int:
-    (os.environ["SMTRAIN_ML_ROOT"],) = argv
-    run(started.start)
+    os.environ["SMTRAIN_ML_ROOT"], stage = argv
+    described = importlib.util.spec_from_file_location(stage, ROOT / f"entrypoints/{stage}.py")
+    assert described
+    assert described.loader
+    script = importlib.util.module_from_spec(described)
+    described.loader.exec_module(script)
+    run(script.stage)
     return 0

@@ -1,4 +1,4 @@
-"""The n-th write fails, whoever does it: plane, client, script or rank. Each time one sentence, and the same command
+"""The n-th write fails, whoever does it: plane, client, script or a stage. Each time one sentence, and the same command
 goes on to the same result.
 
 `SMTRAIN_NTH_WRITES` is how many n are tried (spread over all; 0: every one), each with the next of four errors.
@@ -12,20 +12,22 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from smtrain.config import JobConfig
 from smtrain.local import running, shut_down
 from smtrain.local.processes import marked
 from tests.faults.nthwrite import FailingDisk
 from tests.faults.zygote import HUNG, Zygote
-from tests.train.launched import CONFIG, Shell, lay_out
+from tests.train.launched import CONFIG, lay_out
 
 pytestmark = pytest.mark.slow
 
-TRIES = int(os.environ.get("SMTRAIN_NTH_WRITES", "3"))
+TRIES = int(os.environ.get("SMTRAIN_NTH_WRITES", "2"))
 FIRST = int(os.environ.get("SMTRAIN_NTH_FIRST", "1"))
 ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO)
 NAMED = re.compile(r"no space left on|is read-only|read-only file system|disk quota|input/output error", re.I)
@@ -41,8 +43,11 @@ def chosen(count: int) -> list[tuple[int, int]]:
 
 def each_ends_in_a_sentence(
     disk: FailingDisk, count: int, attempt: Callable[[int], tuple[int, str]], again: Callable[[int], tuple[int, str]]
-) -> None:
-    """Try the chosen writes; `attempt` and `again` give status and what was said. All faults are told at the end."""
+) -> int:
+    """Try the chosen writes; `attempt` and `again` give status and what was said. Gives how many were tried.
+
+    All that goes wrong is told at the end.
+    """
     wrong = []
     for n, error in chosen(count):
         disk.fail(error, n)
@@ -63,6 +68,7 @@ def each_ends_in_a_sentence(
         print(f"write {n} of {count}, {errno.errorcode[error]}: {fault or 'goes on'}", flush=True)
         wrong += [fault] if fault else []
     assert not wrong, "\n\n".join(wrong)
+    return len(chosen(count))
 
 
 class Plane:
@@ -106,40 +112,26 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     plane.zygote.close()
 
 
-def test_of_plane_client_and_script(plane: Plane) -> None:
+def test_of_plane_client_and_script(plane: Plane, record_property: Callable[[str, int], None]) -> None:
     plane.disk.fail(errno.ENOSPC, 1 << 60)
     status, said = plane.attempt(0)
     count = plane.disk.count
     assert (status, plane.again(0)[0]) == (0, 0), said
     assert count > 100
     print(f"{count} writes")
-    each_ends_in_a_sentence(plane.disk, count, plane.attempt, plane.again)
+    record_property("tries", each_ends_in_a_sentence(plane.disk, count, plane.attempt, plane.again))
 
 
-class Ranks:
-    """One rank that trains a tiny model from the beginning, each time in a copy of the same /opt/ml."""
+class Stage:
+    """A stage that one process runs, each time in a copy of the same /opt/ml."""
 
-    def __init__(self, root: Path, inputs: dict[str, Path]) -> None:
-        self.root = root
-        self.shell: Shell = lay_out(root / "ml", inputs)
-        told: dict[str, Any] = {
-            **CONFIG,
-            "parallel": {},
-            "compute": {"instance_type": "ml.m5.xlarge", "processes_per_instance": 1},
-            "train": {**CONFIG["train"], "steps": 6, "save_interval": 2, "global_batch_size": 4},
-        }
-        from smtrain.config import JobConfig
-
-        (root / "ml/input/data/config").mkdir(exist_ok=True)
-        config = JobConfig.model_validate(told).for_stage("train")
-        (root / "ml/input/data/config/config.json").write_text(json.dumps(config))
-        self.disk = FailingDisk(root / "shim", [root / "tries"])
-        (root / "tries").mkdir()
-        self.zygote = Zygote("tests.faults.one_rank", {**self.disk.environment(), "OMP_NUM_THREADS": "1"})
-        self.losses: dict[int, tuple[float, float]] = {}
+    def __init__(self, root: Path, zygote: Zygote, disk: FailingDisk, name: str) -> None:
+        self.root, self.zygote, self.disk, self.name = root, zygote, disk, name
+        self.result: object = None
+        self._status = 0
 
     def ml(self, n: int) -> Path:
-        return self.root / "tries" / str(n)
+        return self.root / "tries" / f"{self.name}-{n}"
 
     def attempt(self, n: int) -> tuple[int, str]:
         ml = self.ml(n)
@@ -147,34 +139,62 @@ class Ranks:
             shutil.copytree(self.root / "ml", ml)
         (ml / "output").mkdir(exist_ok=True)
         (ml / "output/failure").unlink(missing_ok=True)
-        return self.zygote.run([str(ml)], self.root / "said.txt")
+        self._status, said = self.zygote.run([str(ml), self.name], self.root / "said.txt")
+        return self._status, said
 
     def again(self, n: int) -> tuple[int, str]:
-        status, said = self.attempt(n)
-        losses = self.read(n) if status == 0 else None
+        """The same once more, if it did not come to its end, and whether the result is that of an undisturbed one."""
+        status, said = self.attempt(n) if self._status else (0, "")
+        result = self.read(n) if status == 0 else None
         shutil.rmtree(self.ml(n))
-        if status == 0 and losses != self.losses:
-            return 1, f"other losses: {losses} for {self.losses}\n{said}"
+        if status == 0 and result != self.result:
+            return 1, f"another result: {result} for {self.result}\n{said}"
         return status, said
 
-    def read(self, n: int) -> dict[int, tuple[float, float]]:
-        lines = (self.ml(n) / "output/data/metrics.jsonl").read_text().splitlines()
+    def read(self, n: int) -> object:
+        """Losses of a training, files of any other stage."""
+        ml = self.ml(n)
+        if self.name != "train":
+            files = [path for path in sorted((ml / "model").rglob("*")) if path.is_file()]
+            return {path.relative_to(ml).as_posix(): sha256(path.read_bytes()).hexdigest() for path in files}
+        lines = (ml / "output/data/metrics.jsonl").read_text().splitlines()
         return {r["step"]: (r["loss"], r["grad_norm"]) for r in map(json.loads, lines)}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Iterator[Ranks]:
-    ranks = Ranks(tmp_path_factory.mktemp("ranks"), trained_inputs)
-    yield ranks
-    ranks.zygote.close()
-
-
-def test_of_a_rank(ranks: Ranks) -> None:
-    ranks.disk.fail(errno.ENOSPC, 1 << 60)
-    status, said = ranks.attempt(0)
-    count = ranks.disk.count
+def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Iterator[dict[str, Stage]]:
+    root = tmp_path_factory.mktemp("stages")
+    lay_out(root / "ml", trained_inputs)
+    told: dict[str, Any] = {
+        **CONFIG,
+        "parallel": {},
+        "compute": {"instance_type": "ml.m5.xlarge", "processes_per_instance": 1},
+        "train": {**CONFIG["train"], "steps": 6, "save_interval": 2, "global_batch_size": 4},
+    }
+    (root / "ml/input/data/config").mkdir(exist_ok=True)
+    (root / "ml/input/data/config/config.json").write_text(
+        json.dumps(JobConfig.model_validate(told).for_stage("train"))
+    )
+    (root / "tries").mkdir()
+    disk = FailingDisk(root / "shim", [root / "tries"])
+    zygote = Zygote("tests.faults.one_rank", {**disk.environment(), "OMP_NUM_THREADS": "1"})
+    made = {name: Stage(root, zygote, disk, name) for name in ("prepare", "convert", "train", "export")}
+    status, said = made["train"].attempt(0)
     assert status == 0, said
-    ranks.losses = ranks.read(0)
-    assert sorted(ranks.losses) == [1, 2, 3, 4, 5, 6]
-    print(f"{count} writes")
-    each_ends_in_a_sentence(ranks.disk, count, ranks.attempt, ranks.again)
+    shutil.copytree(made["train"].ml(0) / "checkpoints", root / "ml/input/data/checkpoint")
+    shutil.rmtree(made["train"].ml(0))
+    yield made
+    zygote.close()
+
+
+@pytest.mark.parametrize("name", ["prepare", "convert", "train", "export"])
+def test_of_a_stage(stages: dict[str, Stage], name: str, record_property: Callable[[str, int], None]) -> None:
+    stage = stages[name]
+    stage.disk.fail(errno.ENOSPC, 1 << 60)
+    status, said = stage.attempt(0)
+    count = stage.disk.count
+    assert status == 0, said
+    stage.result = stage.read(0)
+    assert stage.result
+    print(f"{name}: {count} writes")
+    record_property("tries", each_ends_in_a_sentence(stage.disk, count, stage.attempt, stage.again))
