@@ -53,8 +53,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     while True:
         for number, (way, planned) in enumerate(ways):
             if number not in uploaded:
-                wheels = travelling(planned.request, chain.target, say)
-                upload_all(chain.target, [*planned.uploads, *wheels], say)
+                upload_all(chain.target, list(planned.uploads), say)
+                upload_all(chain.target, travelling(planned.request, chain.target, say), say)
                 uploaded.add(number)
             patience = patience or Patience(compute.capacity_wait, chain.target.name)
             job = _Attempt(way, planned, say, again).create()

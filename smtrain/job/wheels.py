@@ -32,8 +32,11 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
         return []
     channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"]}
     code = channels["code"]["DataSource"]["S3DataSource"]["S3Uri"]
+    image = request["AlgorithmSpecification"]["TrainingImage"]
+    if not folder_of(image).is_dir():
+        say(f"downloading {', '.join(names())} for the image, once")
     try:
-        files = fetch(request["AlgorithmSpecification"]["TrainingImage"])
+        files = fetch(image)
     except OSError as error:
         say(
             f"without {', '.join(names())}, which could not be downloaded ({error}): prepare and checkpoints are slower"
@@ -97,5 +100,6 @@ def _download(python: str, folder: Path) -> None:
     except subprocess.TimeoutExpired:
         raise OSError(f"no answer within {SECONDS} s") from None
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [f"pip: {done.returncode}"]
+        lines = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
+        said = [line for line in lines if line.startswith("ERROR")] or lines
         raise OSError(said[-1].removeprefix("ERROR: "))

@@ -34,6 +34,7 @@ def estimator(
     plan = Chain(config, place).plan(stage)
 
     def upload() -> None:
-        upload_all(place, [*plan.uploads, *travelling(plan.request, place, say)], say)
+        upload_all(place, list(plan.uploads), say)
+        upload_all(place, travelling(plan.request, place, say), say)
 
     return build(generation, place, plan.request, upload)
