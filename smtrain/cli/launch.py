@@ -23,6 +23,7 @@ def launch(
     target: options.To = None,
     set_: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request as JSON and send nothing.")] = False,
+    show_uploads: options.ShowUploads = False,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
     again: options.Again = False,
     yes: options.Yes = False,
@@ -36,9 +37,12 @@ def launch(
     from smtrain.job.run import launch as launch_stage
 
     where, view = options.name_of(target), options.view_of(plain, every)
-    loaded = load_config(config, set_=set_ or ())
+    loaded, dry = load_config(config, set_=set_ or ()), dry_run or show_uploads
     if stage.value == "train":
-        loaded = planned(loaded, where, ask=not (yes or dry_run), show=not dry_run)
+        loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
+    if show_uploads:
+        list_uploads(loaded, [stage.value], where)
+        return
     if dry_run:
         print_requests(loaded, [stage.value], where)
         return
@@ -51,6 +55,17 @@ def launch(
         say(f"follow it:  smtrain logs {job.name} --follow --target {at}")
         say(f"its state:  smtrain status {job.name} --target {at}")
         say(f"stop it:    smtrain stop {job.name} --target {at}")
+
+
+def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
+    """Every file that these stages would upload, with its size and place, and what is left out."""
+    from smtrain.job.inputs import described_uploads
+    from smtrain.job.stages import Chain
+    from smtrain.job.target import target_of
+
+    chain = Chain(config, target_of(config, target), look=False)
+    for line in described_uploads([upload for stage in stages for upload in chain.plan(stage).uploads]):
+        say(line)
 
 
 def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:

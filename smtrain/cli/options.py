@@ -54,6 +54,9 @@ Every = Annotated[
     typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.", show_default=False),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
+ShowUploads = Annotated[
+    bool, typer.Option("--show-uploads", help="List the files that would be uploaded, and send nothing.")
+]
 Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.launch import print_requests
+from smtrain.cli.launch import list_uploads, print_requests
 from smtrain.text import say
 
 app = options.app()
@@ -20,6 +20,7 @@ def run(
     target: options.To = None,
     set_: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests as JSON and send nothing.")] = False,
+    show_uploads: options.ShowUploads = False,
     again: options.Again = False,
     yes: options.Yes = False,
     no_check: options.NoCheck = False,
@@ -36,8 +37,11 @@ def run(
     from smtrain.job.run import run as run_all
     from smtrain.job.stages import stages_of
 
-    where = options.name_of(target)
-    loaded = planned(load_config(config, set_=set_ or ()), where, ask=not (yes or dry_run), show=not dry_run)
+    where, dry = options.name_of(target), dry_run or show_uploads
+    loaded = planned(load_config(config, set_=set_ or ()), where, ask=not (yes or dry), show=not dry)
+    if show_uploads:
+        list_uploads(loaded, stages_of(loaded, where), where)
+        return
     if dry_run:
         print_requests(loaded, stages_of(loaded, where), where)
         return

@@ -69,7 +69,7 @@ class Patience:
                 self._sleep(min(_LONGEST_WAIT, 0.25 * 2**attempt) * random.uniform(0.5, 1.0))
                 attempt += 1
             else:
-                self._count(method, answer, failed=False)
+                self._count(method, answer or {}, failed=False)
                 self.trouble = None
                 return answer
 

@@ -135,8 +135,10 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
         Statement("CheckRole", ("iam:GetRole", "iam:SimulatePrincipalPolicy"), (role,)),
         Statement("CheckQuotas", quotas, ("*",)),
         Statement(
-            "Upload", ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"), tuple(a.objects(uri) for uri in own)
+            "Upload", ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+            tuple(a.objects(uri) for uri in own),
         ),
+        Statement("ContinueUploads", ("s3:ListBucketMultipartUploads",), (a.bucket(own[0]),)),
         Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
         *_listing(a, [*own, *read], bucket_too=True),
         Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
@@ -237,6 +239,9 @@ class _Arns:
     @property
     def logs(self) -> str:
         return f"arn:{self.partition}:logs:{self.region}:{self.account}:log-group:{LOG_GROUP}"
+
+    def bucket(self, uri: str) -> str:
+        return f"arn:{self.partition}:s3:::{split_uri(uri)[0]}"
 
     def objects(self, uri: str) -> str:
         return f"arn:{self.partition}:s3:::{uri.removeprefix('s3://')}*"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig
@@ -37,4 +38,13 @@ def answer_was_lost(error: ClientError, told: dict[str, Any]) -> bool:
     response = error.response
     refused = response.get("Error", {}).get("Code") == "ResourceInUse"
     repeated = bool(response.get("ResponseMetadata", {}).get("RetryAttempts"))
-    return refused and repeated and bool(told["CreationTime"].timestamp() > time.time() - OURS)
+    return refused and repeated and bool(told["CreationTime"].timestamp() > _aws_time(dict(response)) - OURS)
+
+
+def _aws_time(response: dict[str, Any]) -> float:
+    """When AWS answered, by its own clock, as the local one may be wrong; seconds since 1970."""
+    date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):
+        return time.time()

@@ -6,7 +6,7 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ from typing import Any
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.errors import ConfigError, JobError
+from smtrain.job.calls import PERSIST_S
 from smtrain.job.defaults import sagemaker_defaults, with_defaults
 from smtrain.job.instance_types import type_faults
+from smtrain.job.model_files import is_model_file
 from smtrain.job.role import role_arn
 from smtrain.job.target import Target
+from smtrain.job.uploads import owner, send
 
 Say = Callable[[str], None]
 SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
@@ -29,6 +32,10 @@ class Upload:
 
     uri: str
     files: tuple[tuple[str, Path | bytes], ...]
+    sha256: tuple[str, ...] = ()
+    """Of each file that the prefix is named after (hex); empty where the files are bytes."""
+    left_out: tuple[str, ...] = ()
+    """Files beside a model that are no part of one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
     def place(path: str | None, kind: str) -> str | None:
         if path is None or path.startswith(("s3://", "hf://")):
             return path
-        upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}")
+        upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", model=kind == "model")
         uploads[upload.uri] = upload
         return upload.uri
 
@@ -106,26 +113,36 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
             if error.response["Error"].get("Code") == "InsufficientStorage":  # the local control plane's disk
                 raise JobError(error.response["Error"]["Message"]) from None
             raise JobError(
-                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name and your "
-                "permissions s3:ListBucket and s3:PutObject, or set output.s3_uri"
+                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name, that it "
+                "belongs to this account, and your permissions s3:ListBucket and s3:PutObject, or set output.s3_uri"
             ) from None
+
+
+def described_uploads(uploads: Sequence[Upload]) -> list[str]:
+    """A line for every file of some uploads, below their prefixes, and one for what is left out beside a model."""
+    lines: list[str] = []
+    for upload in dict.fromkeys(uploads):
+        size = sum(_size(body) for _, body in upload.files)
+        lines.append(f"{upload.uri}  {len(upload.files)} files, {_spell_size(size)}")
+        lines += [f"  {_spell_size(_size(body)):>10}  {name}" for name, body in upload.files]
+        lines += [f"    left out  {name}" for name in upload.left_out]
+    return lines
 
 
 def _upload(target: Target, upload: Upload, say: Say) -> None:
     bucket, prefix = split_uri(upload.uri)
     missing = list(upload.files)
-    small = sum(_size(body) for _, body in missing) <= SMALL
-    if not small:
+    if sum(_size(body) for _, body in missing) > SMALL:
         there = {item["Key"]: item["Size"] for item in _listed(target, upload.uri)}
         missing = [(name, body) for name, body in missing if there.get(prefix + name) != _size(body)]
         if missing:
             say(f"uploading {_spell_size(sum(_size(body) for _, body in missing))} to {upload.uri}")
+        if missing and upload.left_out:
+            say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
+    hashes = dict(zip((name for name, _ in upload.files), upload.sha256, strict=False))
     for name, body in missing:
-        if isinstance(body, bytes) or small:
-            content = body if isinstance(body, bytes) else body.read_bytes()
-            target.s3.put_object(Bucket=bucket, Key=prefix + name, Body=content)
-        else:
-            target.s3.upload_file(str(body), bucket, prefix + name)
+        if kept := send(target, bucket, prefix + name, body, hashes.get(name)):
+            say(f"{name}: {_spell_size(kept)} of it were there already")
 
 
 def list_objects(target: Target, uri: str) -> list[dict[str, Any]]:
@@ -141,7 +158,8 @@ def list_objects(target: Target, uri: str) -> list[dict[str, Any]]:
 
 def _listed(target: Target, uri: str) -> list[dict[str, Any]]:
     bucket, prefix = split_uri(uri)
-    pages = target.s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    asked = {"Bucket": bucket, "Prefix": prefix, **owner(target, bucket)}
+    pages = target.s3.get_paginator("list_objects_v2").paginate(**asked)
     return [item for page in pages for item in page.get("Contents", [])]
 
 
@@ -150,6 +168,8 @@ def download(target: Target, uri: str, folder: Path) -> int:
 
     Raises `JobError` where there are none, or where a key would leave the folder.
     """
+    from smtrain.follow.patience import Patience
+
     bucket, prefix = split_uri(uri)
     found = list_objects(target, uri)
     if not found:
@@ -160,7 +180,9 @@ def download(target: Target, uri: str, folder: Path) -> int:
             raise JobError(f"{item['Key']}: leads out of {folder}; not downloaded")
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        target.s3.download_file(bucket, item["Key"], str(part))
+        Patience(PERSIST_S).call(
+            target.s3.download_file, Bucket=bucket, Key=item["Key"], Filename=str(part), ExtraArgs=owner(target, bucket)
+        )
         part.replace(path)
     return len(found)
 
@@ -185,7 +207,7 @@ def _described(folder: Path) -> dict[str, Any]:
     return described
 
 
-def _content_addressed(path: Path | str, base: str) -> Upload:
+def _content_addressed(path: Path | str, base: str, *, model: bool = False) -> Upload:
     assert isinstance(path, Path)
     if path.is_file():
         files = [(path.name, path)]
@@ -200,12 +222,15 @@ def _content_addressed(path: Path | str, base: str) -> Upload:
             for p in found
             if not any(part.startswith(".") for part in p.relative_to(path).parts)
         )
+    left_out = tuple(named[0] for named in files if model and not is_model_file(named[0]))
+    files = [named for named in files if named[0] not in left_out]
     if not files:
         raise ConfigError([f"{path}: holds no files; give a folder with the model or the text"])
+    hashes = tuple(_sha256(file) for _, file in files)
     whole = hashlib.sha256()
-    for name, file in files:
-        whole.update(f"{name}\0{_sha256(file)}\n".encode())
-    return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files))
+    for (name, _), digest in zip(files, hashes, strict=True):
+        whole.update(f"{name}\0{digest}\n".encode())
+    return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files), hashes, left_out)
 
 
 def _sha256(path: Path) -> str:

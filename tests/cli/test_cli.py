@@ -30,9 +30,22 @@ SURFACE = {
     "iam": {"policy"},
     "check": {"--stage", "--target", "--set", "--json"},
     "run": {
-        *("--no-check", "--yes", "-y", "--target", "--set", "--dry-run", "--again", "--download", "--plain", "--every"),
+        *(
+            "--show-uploads",
+            "--no-check",
+            "--yes",
+            "-y",
+            "--target",
+            "--set",
+            "--dry-run",
+            "--again",
+            "--download",
+            "--plain",
+            "--every",
+        ),
     },
     "launch": {
+        "--show-uploads",
         "--no-check",
         "--yes",
         "-y",

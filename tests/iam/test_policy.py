@@ -19,7 +19,10 @@ from tests.iam.wire import Call, allows, recorded
 
 ROLE = "arn:aws:iam::111122223333:role/training"
 # Actions that are no operation of the service, or an operation of another name.
-RENAMED = {"iam:PassRole": None, "s3:ListBucket": "ListObjectsV2"}
+RENAMED = {
+    "iam:PassRole": None, "s3:ListBucket": "ListObjectsV2", "s3:ListMultipartUploadParts": "ListParts",
+    "s3:ListBucketMultipartUploads": "ListMultipartUploads",
+}  # fmt: skip
 SERVICES = {"servicequotas": "service-quotas"}
 # Granted though a run on the local control plane does not ask for it, and why.
 UNSEEN = {
@@ -30,6 +33,8 @@ UNSEEN = {
     "logs:DescribeLogStreams": "the last lines of a job that failed",
     "logs:GetLogEvents": "the last lines of a job that failed",
     "s3:AbortMultipartUpload": "only when an upload breaks off",
+    "s3:ListMultipartUploadParts": "only for files of more than one part",
+    "s3:ListBucketMultipartUploads": "only for files of more than one part",
     "servicequotas:ListAWSDefaultServiceQuotas": "only for quotas without an applied value",
     "servicequotas:ListServiceQuotas": "only where the control plane keeps quotas",
 }

@@ -7,15 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 import smtrain
 from smtrain.job import submit
+from smtrain.job.create import answer_was_lost
 from smtrain.job.stages import list_jobs
 from smtrain.job.target import Target
 from smtrain.job.waiting import PACE, Patience
@@ -114,6 +118,22 @@ def test_a_lost_answer_makes_no_second_job(
     job = launch(config, [])
     assert job.status == "InProgress"
     assert jobs_of(config) == [job.name]
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 0, 3600], ids=["behind", "right", "ahead"])
+def test_a_lost_answer_is_known_by_the_clock_of_aws(monkeypatch: pytest.MonkeyPatch, skew_s: float) -> None:
+    """This machine's clock may be an hour off: a job of a minute ago is ours, one of ten minutes ago is not."""
+    there = datetime.now(timezone.utc)
+    monkeypatch.setattr("smtrain.job.create.time.time", lambda: there.timestamp() + skew_s)
+    error = ClientError(
+        {
+            "Error": {"Code": "ResourceInUse", "Message": "Job name must be unique"},
+            "ResponseMetadata": {"RetryAttempts": 1, "HTTPHeaders": {"date": format_datetime(there, usegmt=True)}},
+        },
+        "CreateTrainingJob",
+    )
+    assert answer_was_lost(error, {"CreationTime": there - timedelta(minutes=1)})
+    assert not answer_was_lost(error, {"CreationTime": there - timedelta(minutes=10)})
 
 
 def test_a_call_that_never_arrived_is_said_to(

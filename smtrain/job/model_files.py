@@ -1,0 +1,23 @@
+"""What of a model's folder is uploaded: what models consist of, and nothing else that happens to lie beside it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+# Weights, configs, tokenizers, templates and the papers that go with them, as Hugging Face folders have them.
+_PARTS = (
+    "*.safetensors", "*.bin", "*.index.json",
+    "config.json", "*_config.json", "params.json",
+    "tokenizer*.json", "*tokens*.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken",
+    "chat_template*.json", "*.jinja",
+    "readme*", "license*", "notice*", "use_policy*", "copying*",
+)  # fmt: skip
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file, named relative to the folder, is part of a model. Hidden files and folders never are."""
+    path = PurePosixPath(name)
+    if any(part.startswith(".") for part in path.parts):
+        return False
+    return any(fnmatchcase(path.name.lower(), pattern) for pattern in _PARTS)
