@@ -386,3 +386,38 @@ def step_without_labels(rank: int, config: dict[str, Any], options: ParallelOpti
     e = engine(config, options)
     ids, labels = own(e, batch(config, 0))
     return e.step(ids, torch.full_like(labels, -100), 1e-3), e.step(ids, labels, 1e-3)
+
+
+def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool) -> tuple[Any, Any, Any]:
+    """This rank's part of the fp32 weights and the parameters in bf16, and the weights of an fp32 engine."""
+    values = weights(config)
+    if rounded:
+        values = {name: tensor.to(torch.bfloat16) for name, tensor in values.items()}
+    source = Memory(config, values)
+    e = NativeEngine(config, replace(options, precision="bf16"), OPTIMIZER, source, 0)
+    exact = NativeEngine(config, options, OPTIMIZER, source, 0)
+    return e.optimizer.master.numpy(), e.optimizer.part(e.stage.flat).float().numpy(), exact.optimizer.master.numpy()
+
+
+def first_use_of_the_pipelines_group(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[str]:
+    """What torch was asked to do with this rank's pipeline group, up to the first messages, in order."""
+    import torch.distributed as dist
+
+    used: list[tuple[str, Any]] = []
+    kept = dist.all_reduce, dist.batch_isend_irecv
+
+    def all_reduce(tensor: Any, *args: Any, group: Any = None, **rest: Any) -> Any:
+        used.append(("all_reduce", group))
+        return kept[0](tensor, *args, group=group, **rest)
+
+    def messages(ops: Any) -> Any:
+        used.append(("messages", ops[0].group))
+        return kept[1](ops)
+
+    dist.all_reduce, dist.batch_isend_irecv = all_reduce, messages
+    try:
+        e = engine(config, options)
+        steps(e, 0, 1)
+    finally:
+        dist.all_reduce, dist.batch_isend_irecv = kept
+    return [what for what, group in used if group is e.mesh.pp_group]

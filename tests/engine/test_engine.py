@@ -95,3 +95,18 @@ def test_a_batch_without_labels_has_no_loss_and_spoils_nothing(four: World) -> N
         assert (empty.loss, empty.grad_norm) == (0.0, 0.0)
         assert 5 < after.loss < 8
         assert after.grad_norm > 0
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_fp32_weights_begin_with_what_the_source_has_and_not_with_what_bf16_keeps_of_it(
+    four: World, rounded: bool
+) -> None:
+    for master, held, exact in four.run(cases.masters, CONFIGS["llama-tied-509"], mesh("212"), rounded):
+        assert (master == exact).all()
+        assert (master == held).all() == rounded, "a bf16 source has no more than bf16 keeps"
+
+
+def test_the_first_use_of_a_pipelines_group_is_by_all_of_its_ranks(four: World) -> None:
+    for used in four.run(cases.first_use_of_the_pipelines_group, CONFIGS["llama"], mesh("141 m2")):
+        assert used[0] == "all_reduce", "NCCL makes a communicator at the first use, which messages of some are not"
+        assert "messages" in used

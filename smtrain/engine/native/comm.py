@@ -85,6 +85,10 @@ class Mesh:
         )
         self.tp_rank, self.pp_rank, self.dp_rank = (self._grid.get_local_rank(a) for a in ("tp", "pp", "dp"))
         self.tp_group, self.pp_group, self.dp_group = (self._grid.get_group(a) for a in ("tp", "pp", "dp"))
+        if self.pp > 1:
+            # The pipeline's own first use are messages between some of its ranks; NCCL makes a group's communicator at
+            # its first use, which torch defines only where all of its ranks take part.
+            dist.all_reduce(torch.zeros(1, device=device), group=self.pp_group)
         # Python objects travel over gloo whatever the device, so that no accelerator has to carry pickles.
         self._objects = None if device.type == "cpu" else dist.new_group(backend="gloo")
 

@@ -52,13 +52,13 @@ class NativeEngine:
         self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
         self.parameters = self.shape.parameters()
         self.stage = Stage(config, self.layout, self.mesh, options)
+        self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
         fault = None
         try:
-            self.stage.load(weights or RandomWeights(config, self.shape, seed))
+            self.stage.load(weights or RandomWeights(config, self.shape, seed), self.optimizer.take)
         except CheckpointError as error:
             fault = str(error)
         self.mesh.agree(fault, "the weights cannot be loaded")
-        self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
         self.pipeline = Pipeline(self.stage, self.mesh)
         self._saver = persist.Saver(self)
 

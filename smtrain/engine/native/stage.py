@@ -141,8 +141,11 @@ class Stage(nn.Module):
     # Values
 
     @torch.no_grad()
-    def load(self, source: WeightSource | RandomWeights) -> None:
-        """Read this rank's slices. Raises `CheckpointError` if a parameter is missing or has another shape."""
+    def load(self, source: WeightSource | RandomWeights, keep: Callable[[str, torch.Tensor], None]) -> None:
+        """Read this rank's slices; `keep` is given each parameter's in fp32, before they are rounded to its dtype.
+
+        Raises `CheckpointError` if a parameter is missing or has another shape.
+        """
         shape, names = self.layout.shape, set(source.names())
         for name, parameter in self.own():
             stored = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
@@ -156,9 +159,13 @@ class Stage(nn.Module):
                     f"{stored} is {list(source.shape(stored))} in the weights and {list(self.layout.spec(name).shape)} "
                     "by config.json: take weights and config.json from the same model"
                 )
-            self._fill(name, parameter, lambda *cut, stored=stored: source.read(stored, *cut))
+            wide = parameter if parameter.dtype == torch.float32 else torch.empty(parameter.shape)
+            self._fill(name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
+            if wide is not parameter:
+                keep(name, wide)
+                parameter.copy_(wide)
 
-    def _fill(self, name: str, parameter: nn.Parameter, read: Callable[..., torch.Tensor]) -> None:
+    def _fill(self, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
         shard = self.layout.shard(name, self.mesh.tp_rank)
         if shard.dim is None:
             parameter.copy_(read())

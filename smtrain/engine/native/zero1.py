@@ -18,7 +18,10 @@ _CHUNK = 4096  # of a norm in fp32: over 10 M numbers at once it is off by 4e-4
 
 
 class Zero1AdamW:
-    """The optimizer of one rank; the stage must have its values, and its gradients are the optimizer's from now on."""
+    """The optimizer of one rank; the stage's gradients are the optimizer's from now on.
+
+    In fp32 the stage's values are its own; in bf16 `take` is to be given each parameter's.
+    """
 
     def __init__(self, stage: Stage, mesh: Mesh, options: OptimizerOptions) -> None:
         self.mesh, self.options, self.steps = mesh, options, 0
@@ -91,6 +94,13 @@ class Zero1AdamW:
                 "exp_avg_sq": self.exp_avg_sq[part],
             }
         return adamw
+
+    def take(self, name: str, values: torch.Tensor) -> None:
+        """Begin with a parameter's values in fp32: what bf16 cannot hold of them is not lost."""
+        at, size = next((at, size) for known, at, size in self.table.entries if known == name)
+        low, high = max(at, self.start), min(at + size, self.start + self.shard)
+        if low < high:
+            self.master[low - self.start : high - self.start].copy_(values.reshape(-1)[low - at : high - at])
 
     @torch.no_grad()
     def step(self, lr: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ contract    every name of the library that is used, and the version it was check
 library     is it here, in which version; the process group
 attention   rotary positions, softmax attention or NKI's kernel
 model       the families as modules over the library's parallel layers
+limits      what it cannot do with a model on a mesh
 weights     a rank's parameters from any weight source
 optimizer   AdamW that clips by a norm in which each weight counts once; ZeRO-1 is the library's
 engine      step, evaluate, logits behind the seam

@@ -26,10 +26,11 @@ from smtrain.engine.initial import RandomWeights
 from smtrain.engine.nxd import persist, whole
 from smtrain.engine.nxd.attention import CoreAttention, Rotary
 from smtrain.engine.nxd.library import Everyone, local_rank
+from smtrain.engine.nxd.limits import refusals
 from smtrain.engine.nxd.model import Build, CausalLM, LlamaAttention, layer_class
 from smtrain.engine.nxd.optimizer import ClippedAdamW, groups
 from smtrain.engine.nxd.persist import SaveOptions
-from smtrain.engine.nxd.weights import fill
+from smtrain.engine.nxd.weights import begin_with, fill
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.lines import Line
 from smtrain.model.families import FAMILIES, ModelShape
@@ -58,7 +59,8 @@ class NxdEngine:
         self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
         self.micro_batches = micro_batches
         self.everyone = Everyone()
-        self._refuse()
+        if faults := refusals(self.shape, options, self.everyone.size):
+            raise ConfigError(faults)
         order: Any = "tiled" if get_platform_target() in ("trn1", "trn1n", "inf2") else "grouped"
         self.layout = Layout(self.shape, options.tp, options.pp, order)
         self.nxd_config = neuronx_distributed_config(
@@ -88,8 +90,12 @@ class NxdEngine:
         if options.pp == 1:
             self.model.original_module().tie()  # the library unties what it moves from `meta`, on one stage
         fault = None
+        exact: dict[str, torch.Tensor] = {}
         try:
-            fill(self._named(), weights or RandomWeights(config, self.shape, seed), self.layout, self.tp_rank)
+            exact = fill(
+                self._named(), weights or RandomWeights(config, self.shape, seed), self.layout, self.tp_rank,
+                (self.dp_rank, self.dp_size),
+            )  # fmt: skip
         except CheckpointError as error:
             fault = str(error)
         self.everyone.agree(fault, "the weights cannot be loaded")
@@ -106,6 +112,8 @@ class NxdEngine:
             eps=optimizer.eps,
             clip=optimizer.grad_clip,
         )
+        if exact:
+            begin_with(exact, self._named(), self.optimizer.optimizer)
         self.optimizer_steps = 0
 
     @property
@@ -116,6 +124,13 @@ class NxdEngine:
     def last(self) -> bool:
         """Whether this rank's stage has the loss."""
         return self.pp_rank == self.options.pp - 1
+
+    @property
+    def adamw(self) -> ClippedAdamW:
+        """Ours, within the library's wrappers."""
+        inner = self.optimizer.optimizer
+        found: ClippedAdamW = inner.base_optimizer if self.options.zero1 else inner
+        return found
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
@@ -137,7 +152,7 @@ class NxdEngine:
         self.optimizer.zero_grad()
         mark_step()
         self.optimizer_steps += 1
-        norm = self._clipping().norm
+        norm = self.adamw.norm
         assert norm is not None
         return lambda: StepResult(self._mean(loss), float(norm))
 
@@ -186,30 +201,6 @@ class NxdEngine:
 
     # Building
 
-    def _refuse(self) -> None:
-        options, faults = self.options, self.shape.mesh_faults(self.options.tp, self.options.pp)
-        if options.tp * options.pp * options.dp != self.everyone.size:
-            faults.append(
-                f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number of processes, "
-                f"{self.everyone.size}"
-            )
-        if self.shape.vocab % options.tp:
-            faults.append(
-                f"parallel.tp: {options.tp} does not divide the vocabulary of {self.shape.vocab}, which NxD does not "
-                "pad in training; use a tp that does"
-            )
-        if options.precision == "bf16" and options.tp > 1 and not options.sequence_parallel:
-            faults.append(
-                "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 "
-                "without it; set it to true"
-            )
-        if options.precision == "bf16" and not options.zero1:
-            faults.append(
-                "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"
-            )
-        if faults:
-            raise ConfigError(faults)
-
     def _build(self) -> CausalLM:
         described = normalise(self.config)
         rotary = Rotary(transformers_config(self.config), described)
@@ -241,11 +232,6 @@ class NxdEngine:
     def _named(self) -> list[tuple[str, nn.Parameter]]:
         """(NxD's name, parameter) of what this rank holds, without the wrappers' part of the names."""
         return [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in self.model.named_parameters()]
-
-    def _clipping(self) -> ClippedAdamW:
-        inner = self.optimizer.optimizer
-        found: ClippedAdamW = inner.base_optimizer if self.options.zero1 else inner
-        return found
 
     # Batches
 

@@ -75,6 +75,14 @@ class ClippedAdamW(torch.optim.AdamW):
                 self._update(group, own)
         self.finite = torch.stack([p.isfinite().all() for group in self.param_groups for p in group["params"]]).all()
 
+    @torch.no_grad()
+    def all_finite(self) -> bool:
+        """Whether the weights are finite numbers: known since the last step, before which they are looked through."""
+        if self.finite is not None:
+            return bool(self.finite)
+        held = (p for group in self.param_groups for p in group["params"])
+        return all(bool(p.cpu().isfinite().all()) for p in held)  # on the host: the device needs no graph for it
+
     def _update(self, group: dict[str, Any], own: list[torch.nn.Parameter]) -> None:
         first, second = group["betas"]
         states = [self._state_of(p) for p in own]

@@ -41,6 +41,10 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
     json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
     finish(engine)
     everyone, path = engine.everyone, manifests.step_folder(folder, step)
+    everyone.agree(
+        None if engine.adamw.all_finite() else "its weights are not all finite numbers",
+        f"checkpoint {path.name} was not begun",
+    )
     if everyone.gather(whole.fault(path) is None)[0]:
         return
     fault = None
@@ -113,6 +117,7 @@ def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
     folder, tag = str(checkpoint.parent), checkpoint.name
     load_checkpoint(folder, tag=tag, model=engine.model)
     load_checkpoint(folder, tag=tag, optimizer=engine.optimizer)
+    engine.adamw.finite = None  # the weights are no longer those of a step
     engine.optimizer_steps = record["optimizer_steps"]
     state: dict[str, Any] = record["state"]
     return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -19,16 +20,39 @@ def fill(
     source: WeightSource | RandomWeights,
     layout: Layout,
     tp_rank: int,
-) -> None:
+    dp: tuple[int, int],
+) -> dict[str, torch.Tensor]:
     """Read this rank's part of each named parameter; one parameter is in host memory at a time.
 
+    Gives ZeRO-1's part, in fp32 on the host, of each parameter that cannot hold its source's precision: its rows are
+    padded to a multiple of the data-parallel ranks and dealt evenly; `dp` is this one's number and how many there are.
     Raises `CheckpointError` if the source lacks a parameter or has another shape of it.
     """
     parts = {tensor.name: tensor.parts for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
     held = set(source.names())
+    exact: dict[str, torch.Tensor] = {}
+    rank, size = dp
     for name, parameter in parameters:
         found = torch.cat([_local(part, source, held, layout, tp_rank) for part in parts[name]])
-        parameter.data.copy_(found.to(parameter.dtype))
+        rounded = found.to(parameter.dtype)
+        parameter.data.copy_(rounded)
+        if found.dtype != rounded.dtype:
+            rows = -(-found.shape[0] // size)
+            mine = found[rank * rows : (rank + 1) * rows].float()
+            exact[name] = torch.cat([mine, mine.new_zeros(rows - mine.shape[0], *mine.shape[1:])])
+    return exact
+
+
+@torch.no_grad()
+def begin_with(
+    exact: dict[str, torch.Tensor], parameters: Iterable[tuple[str, torch.nn.Parameter]], zero1: Any
+) -> None:
+    """Give the library's ZeRO-1 the source's values: it takes its fp32 weights from the rounded parameters."""
+    names = {id(parameter): name for name, parameter in parameters}
+    for group, own in zip(zero1.param_groups, zero1.base_optimizer.param_groups, strict=True):
+        for parameter, master in zip(group["params"], own["params"], strict=True):
+            if (values := exact.get(names[id(parameter)])) is not None:
+                master.data.copy_(values.to(master.device))
 
 
 def _local(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,43 @@ def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, checkpo
     except SmtrainError as error:
         return str(error)
     return "fine"
+
+
+def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool) -> tuple[int, int, int]:
+    """How many fp32 weights of ZeRO-1 there are, are the source's own values, and are what the parameters keep of it.
+
+    The source's values are those of an fp32 engine on the same mesh.
+    """
+    import torch
+
+    values = {name: v.to(torch.bfloat16) if rounded else v for name, v in weights(config).items()}
+    found = [
+        [p.detach() for group in e.adamw.param_groups for p in group["params"]]
+        for e in (
+            engine(config, replace(options, precision=precision), source=Memory(config, values))
+            for precision in ("bf16", "fp32")
+        )
+    ]
+    count = same = kept = 0
+    for master, exact in zip(*found, strict=True):
+        count += master.numel()
+        same += int((master == exact).sum())
+        kept += int((master == exact.to(torch.bfloat16)).sum())
+    return count, same, kept
+
+
+def save_what_is_no_number(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, steps: int
+) -> tuple[str, list[str]]:
+    """The sentence of a save of weights of which one of rank 1's is infinite, and what is in the folder then."""
+    e = engine(config, options)
+    cases.steps(e, 0, steps)
+    if rank == 1:
+        e.adamw.param_groups[0]["params"][0].data.view(-1)[3] = float("inf")
+    if steps:
+        cases.steps(e, steps, steps + 1)
+    try:
+        e.begin_save(folder, 1, {})
+    except SmtrainError as error:
+        return str(error), [path.name for path in folder.iterdir()]
+    return "begun", []

@@ -110,15 +110,24 @@ def engine(zero1: bool, folder: Path) -> dict[str, Any]:
     options = replace(cases.mesh("111"), zero1=zero1)
     e = NxdEngine(config, options, cases.OPTIMIZER, cases.Memory(config, cases.weights(config)), 0, 2)
     counted, losses = Counted(), []
+    behind: Callable[[], Any] | None = None
+    waits = 0
     for step in range(1, STEPS + 1):
-        losses.append(e.step(*cases.batch(config, step % 4), rate(step)).loss)
+        read = readings()
+        begun = e.begin_step(*cases.batch(config, step % 4), rate(step))
+        waits += readings() - read
+        if behind is not None:  # as the loop does, a step late
+            losses.append(behind().loss)
+        behind = begun
         if step in (5, 330):
             e.save(folder, step, {})
         counted.after(step)
+    assert behind is not None
+    losses.append(behind().loss)
     other = NxdEngine(config, options, cases.OPTIMIZER, None, 7, 2)
     other.load(folder / "step_00000330")
     again = [other.step(*cases.batch(config, step % 4), rate(step)).loss for step in range(331, 334)]
-    return {"compiled": counted.steps, "losses": losses, "again": again}
+    return {"compiled": counted.steps, "waits": waits, "losses": losses, "again": again}
 
 
 if __name__ == "__main__":

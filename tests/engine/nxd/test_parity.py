@@ -95,3 +95,14 @@ def test_evaluation_is_the_native_engines(world: dict[int, World]) -> None:
     for where in ("211", "121 m2"):
         found = world[2].run(nxd.evaluate, CONFIGS["llama"], mesh(where))
         assert all(abs(loss - known) < 1e-5 for loss in found)
+
+
+@pytest.mark.parametrize(("where", "name"), [("112", "llama"), ("212 sp", "qwen2"), ("121 m2", "llama-tied-509")])
+def test_fp32_weights_begin_with_what_the_source_has(world: dict[int, World], where: str, name: str) -> None:
+    options = mesh(where)
+    job = world[options.tp * options.pp * options.dp]
+    for count, same, kept in job.run(nxd.masters, CONFIGS[name], options, False):
+        assert same == count
+        assert kept < count / 2
+    for count, same, kept in job.run(nxd.masters, CONFIGS[name], options, True):
+        assert count == same == kept

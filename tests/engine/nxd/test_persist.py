@@ -109,6 +109,18 @@ def test_hosts_that_share_no_disk_save_prune_and_resume(
     world[4].run(nxd.resume, config, options, bucket / "step_00000003", 3, 4)
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(("where", "zero1"), [("112", True), ("211", False)])
+def test_weights_that_are_no_numbers_are_not_saved(
+    world: dict[int, World], tmp_path: Path, where: str, zero1: bool, steps: int
+) -> None:
+    options = replace(mesh(where), zero1=zero1)
+    for sentence, left in world[2].run(nxd.save_what_is_no_number, CONFIGS["llama"], options, tmp_path, steps):
+        assert sentence.startswith("checkpoint step_00000001 was not begun on rank ")
+        assert sentence.endswith("its weights are not all finite numbers")
+        assert left == []
+
+
 def test_what_cannot_be_loaded_or_built_is_a_sentence_on_every_rank(world: dict[int, World], tmp_path: Path) -> None:
     config = CONFIGS["llama"]
     world[2].run(nxd.train_and_save, config, mesh("211"), tmp_path, 1, 1, {})

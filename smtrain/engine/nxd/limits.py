@@ -1,0 +1,31 @@
+"""What the library cannot do with a model on a mesh, said before anything is built."""
+
+from __future__ import annotations
+
+from smtrain.engine.base import ParallelOptions
+from smtrain.model.families import ModelShape
+
+
+def refusals(shape: ModelShape, options: ParallelOptions, processes: int) -> list[str]:
+    """Why a model cannot be trained so by `processes` processes; each names the setting and a way out."""
+    faults = shape.mesh_faults(options.tp, options.pp)
+    if options.tp * options.pp * options.dp != processes:
+        faults.append(
+            f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number of processes, "
+            f"{processes}"
+        )
+    if shape.vocab % options.tp:
+        faults.append(
+            f"parallel.tp: {options.tp} does not divide the vocabulary of {shape.vocab}, which NxD does not "
+            "pad in training; use a tp that does"
+        )
+    if options.precision == "bf16" and options.tp > 1 and not options.sequence_parallel:
+        faults.append(
+            "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 "
+            "without it; set it to true"
+        )
+    if options.precision == "bf16" and not options.zero1:
+        faults.append(
+            "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"
+        )
+    return faults
