@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smtrain.local import validation
+from smtrain.local import Endpoint, validation
 
 from .conftest import ROOT, Client, channel
 
@@ -23,6 +24,12 @@ def refused(call, **arguments) -> tuple[str, str]:
         call(**arguments)
     error = caught.value.response["Error"]
     return error["Code"], error["Message"]
+
+
+@pytest.fixture(scope="module")
+def careless(endpoint: Endpoint) -> Any:
+    """A client that sends what boto3 would not let out."""
+    return endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
 
 
 def only_for_a_group(described: dict) -> dict:
@@ -141,19 +148,19 @@ def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict, says:
         ({"Tags": [{"Key": "k", "Value": "a*b"}]}, "tags.1.member.value", "regular expression pattern"),
     ],
 )
-def test_the_services_own_model_is_kept_to(client: Client, changes: dict, at: str, constraint: str) -> None:
+def test_the_services_own_model_is_kept_to(
+    client: Client, careless: Any, changes: dict, at: str, constraint: str
+) -> None:
     """Whatever client sends it: boto3 would not let some of these out."""
-    sagemaker = client.endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
-    code, message = refused(sagemaker.create_training_job, **client.request("true", **changes))
+    code, message = refused(careless.create_training_job, **client.request("true", **changes))
     assert code == "ValidationException"
     assert message.startswith("1 validation error detected: ")
     assert at in message
     assert constraint in message
 
 
-def test_every_fault_is_named(client: Client) -> None:
-    sagemaker = client.endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
-    _, message = refused(sagemaker.create_training_job, TrainingJobName="-")
+def test_every_fault_is_named(careless: Any) -> None:
+    _, message = refused(careless.create_training_job, TrainingJobName="-")
     assert message.startswith("3 validation errors detected: ")
     assert all(f"at '{name}'" in message for name in ("trainingJobName", "roleArn", "outputDataConfig"))
     said = validation.fault_of("sagemaker", "StopTrainingJob", {"TrainingJobName": "a", "Force": True})
@@ -173,9 +180,8 @@ def test_every_fault_is_named(client: Client) -> None:
         ("delete_training_job", {"TrainingJobName": "a" * 64}),
     ],
 )
-def test_the_other_calls_keep_to_it_too(client: Client, operation: str, asked: dict) -> None:
-    sagemaker = client.endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
-    code, message = refused(getattr(sagemaker, operation), **asked)
+def test_the_other_calls_keep_to_it_too(careless: Any, operation: str, asked: dict) -> None:
+    code, message = refused(getattr(careless, operation), **asked)
     assert (code, message[:27]) == ("ValidationException", "1 validation error detected")
 
 
