@@ -11,6 +11,7 @@ from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.nxd import cases as nxd
 from tests.engine.world import World
+from tests.model.generations import spelled
 
 pytestmark = pytest.mark.nxd
 
@@ -63,6 +64,13 @@ def test_losses_and_norms_are_the_native_engines(
     answers = world[options.tp * options.pp * options.dp].run(nxd.train, CONFIGS[name], options)
     assert all(answer == answers[0] for answer in answers), "every rank tells the same numbers"
     same(answers[0], expected(name))
+
+
+@pytest.mark.parametrize(("family", "rope"), [("llama", "llama3"), ("qwen2", "yarn"), ("gpt_neox", "partial")])
+def test_a_config_of_transformers_5_is_the_same_model(world: dict[int, World], family: str, rope: str) -> None:
+    """The library needs transformers 4, which reads nothing of that spelling by itself."""
+    known = world[1].run(cases.plain, spelled(family, rope, 4), 5)[0]
+    same(world[1].run(nxd.train, spelled(family, rope, 5), mesh("111"), 5)[0], known)
 
 
 @pytest.mark.parametrize(

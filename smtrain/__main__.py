@@ -1,0 +1,5 @@
+"""`python -m smtrain` is `smtrain`."""
+
+from smtrain.cli import main
+
+main()
