@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the entry scripts are a folder of the repository and a part of the installed package."""
+"""What pyproject.toml cannot say: the entry scripts, a folder of the repository, are a part of what is installed."""
 
 from __future__ import annotations
 

@@ -74,7 +74,15 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         from importlib import import_module
 
-        return getattr(import_module(_HOME[name]), name)
+        try:
+            return getattr(import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            from smtrain.errors import SmtrainError
+            from smtrain.extras import missing
+
+            if error.name is None or error.name.startswith("smtrain"):
+                raise
+            raise SmtrainError(missing(error.name)) from error
     raise AttributeError(f"module 'smtrain' has no attribute {name!r}")
 
 

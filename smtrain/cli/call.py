@@ -10,15 +10,9 @@ from importlib import import_module
 
 from smtrain.disk import disk_sentence
 from smtrain.errors import ConfigError, SmtrainError
+from smtrain.extras import missing
 from smtrain.text import say
 
-_EXTRAS = {
-    "local": ("moto", "mfusepy", "mfuse", "requests", "werkzeug", "flask"),
-    "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "gigatoken", "tensorboard"),
-    "convert": ("numpy", "zlib_ng"),
-    "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel"),
-    "aws": ("sagemaker",),
-}
 _REMEDIES = {
     errno.ENOSPC: "free space there, or choose another disk",
     errno.EDQUOT: "free space there, or choose another disk",
@@ -73,10 +67,7 @@ def _close() -> None:
 def _sentence(error: Exception) -> str | None:
     """What a user can mend: the disk, a missing package, AWS. None for anything else, which is a fault of ours."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("smtrain"):
-        package = error.name.partition(".")[0]
-        extra = next((name for name, packages in _EXTRAS.items() if package in packages), None)
-        remedy = f"install smtrain with its extra `{extra}`" if extra else f"`pip install {package}`"
-        return f"this needs the package {package}, which is not installed; {remedy}"
+        return missing(error.name)
     if isinstance(error, OSError) and error.strerror and not type(error).__module__.startswith(("botocore", "urllib")):
         where = f"{error.filename}: " if error.filename is not None else ""
         remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")

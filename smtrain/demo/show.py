@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smtrain.config.units import spell
+from smtrain.errors import JobError
 from smtrain.job.request import run_uri
 from smtrain.job.run import Run
 from smtrain.report.curve import save_curve
@@ -20,7 +21,6 @@ def show(run: Run, folder: Path, console: Console) -> None:
     """Print the run's table, sparkline and texts, and leave model and picture in `folder`."""
     model = run.download(folder / "model")
     metrics = run.records
-    picture = save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step")
     base = run_uri(run.config)
     table = Table(title=Text(f"run {run.config.name} in {base}"), title_justify="left")
     table.add_column("stage")
@@ -39,5 +39,9 @@ def show(run: Run, folder: Path, console: Console) -> None:
     for text in run.texts:
         console.print(clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False)
         console.print(clean(text["completion"]), markup=False, highlight=False)
-    said = f"loss curve: {picture}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
+    try:
+        curve = str(save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step"))
+    except JobError as error:  # without matplotlib
+        curve = f"not drawn: {error}"
+    said = f"loss curve: {curve}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
     console.print(said, markup=False)

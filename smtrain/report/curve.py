@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smtrain.errors import JobError
+from smtrain.extras import missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ def draw(records: Records, title: str) -> Figure:
     try:
         from smtrain.report.figure import Picture
     except ImportError:
-        raise JobError("a curve needs matplotlib; `pip install 'smtrain[notebooks]'` brings it") from None
+        raise JobError(missing("matplotlib")) from None
     steps = [record["step"] for record in records]
     figure = Picture(figsize=(8, 4.5), layout="constrained")
     loss_axis, norm_axis = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from smtrain.errors import JobError
+from smtrain.extras import missing
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,7 +19,7 @@ def frame(records: Sequence[dict[str, float]]) -> DataFrame:
     try:
         import pandas
     except ImportError:
-        raise JobError("metrics() needs pandas; `pip install 'smtrain[notebooks]'` brings it") from None
+        raise JobError(missing("pandas")) from None
     more = sorted({key for record in records for key in record} - {*COLUMNS, "step", "of"})
     rows = [[record.get(column) for column in (*COLUMNS, *more)] for record in records]
     steps = pandas.Index([int(record["step"]) for record in records], name="step", dtype="int64")

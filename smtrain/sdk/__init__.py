@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
+from smtrain.extras import install
 from smtrain.job.target import Target, collector_paused
 
 Generation = Literal["v3", "v2"]
@@ -45,7 +46,7 @@ def chosen(target: Target, config: JobConfig) -> Generation | None:
     if (found := installed()) != asked:
         extra = {"v3": "aws", "v2": "sdk-v2"}[asked]
         raise ConfigError(
-            [f"compute.sdk: is {asked}, and {found or 'no SageMaker SDK'} is installed; pip install smtrain[{extra}]"]
+            [f"compute.sdk: is {asked}, and {found or 'no SageMaker SDK'} is installed; run `{install(extra)}`"]
         )
     return asked
 

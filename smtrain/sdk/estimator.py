@@ -8,6 +8,7 @@ from typing import Any
 from smtrain.config import Stage, load_config
 from smtrain.config.load import Source
 from smtrain.errors import ConfigError
+from smtrain.extras import install
 from smtrain.job.inputs import upload_all
 from smtrain.job.stages import Chain
 from smtrain.job.target import TargetName, target_of
@@ -28,7 +29,9 @@ def estimator(
     """
     generation = installed()
     if generation is None:
-        raise ConfigError(["no SageMaker SDK is installed; pip install smtrain[aws] for v3 or smtrain[sdk-v2] for v2"])
+        raise ConfigError(
+            [f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or `{install('sdk-v2')}` for v2"]
+        )
     config = load_config(source, set_=set_, **sections)
     place = target_of(config, target)
     plan = Chain(config, place).plan(stage)

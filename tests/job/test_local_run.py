@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import smtrain
+from smtrain.demo.show import show
 from smtrain.job.inputs import list_objects, split_uri
 from smtrain.job.stages import list_jobs
 from smtrain.job.target import Target
@@ -127,6 +130,22 @@ def test_the_export_is_an_ordinary_model(whole: smtrain.Run, tmp_path: Path) -> 
     text = tokenizer.decode(written[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert text.strip() == whole.texts[0]["completion"].strip()
     assert model.dtype == torch.float32
+
+
+def test_the_demo_shows_all_but_the_curve_without_matplotlib(
+    whole: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "smtrain.report.figure"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    console = Console(record=True, width=200, file=io.StringIO())
+    show(whole, tmp_path, console)
+    said = console.export_text()
+    assert f"over {STEPS} steps" in said
+    assert "> the red fox" in said
+    assert "generate" in said
+    assert re.search("loss curve: not drawn: .*matplotlib, which is not installed; run `pip install .*'matplotlib", said)
+    assert (tmp_path / "model" / "config.json").is_file()
 
 
 def test_a_job_in_hand_tells_its_state(whole: smtrain.Run) -> None:

@@ -1,0 +1,54 @@
+"""What to type where a package is missing: the packages of the extra that it belongs to, by their own names.
+
+smtrain itself may have come from a checkout, a wheel or a git repository, so no command could name it for everyone.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+
+MODULES = {
+    "local": ("moto", "mfusepy", "requests", "werkzeug", "flask"),
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "gigatoken", "tensorboard"),
+    "convert": ("numpy", "zlib_ng"),
+    "s3": ("s3fs", "fsspec"),
+    "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel"),
+    "aws": ("sagemaker",),
+}
+
+
+def present(module: str) -> bool:
+    """Whether a module could be imported; it is not."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def missing(module: str) -> str:
+    """A sentence, without its full stop, for a module that cannot be imported."""
+    package = module.partition(".")[0]
+    extra = next((name for name, modules in MODULES.items() if package in modules), None)
+    of = f" (smtrain's extra {extra})" if extra else ""
+    return f"this needs the package {package}, which is not installed; run `{install(extra, package)}`{of}"
+
+
+def install(extra: str | None, package: str = "") -> str:
+    """The command that installs the packages of an extra, or `package` where the extra's are not known."""
+    return f"pip install {' '.join(_packages(extra)) or package}"
+
+
+def _packages(extra: str | None) -> list[str]:
+    try:
+        declared = metadata.requires("smtrain") or []
+    except metadata.PackageNotFoundError:
+        return []
+    found = []
+    for requirement in declared:
+        name, _, marker = requirement.partition(";")
+        if f"'{extra}'" not in marker.replace('"', "'") or ("sys_platform" in marker and sys.platform not in marker):
+            continue
+        found.append(f"'{name.strip()}'")
+    return found
