@@ -144,7 +144,7 @@ def test_the_demo_shows_all_but_the_curve_without_matplotlib(
     assert f"over {STEPS} steps" in said
     assert "> the red fox" in said
     assert "generate" in said
-    assert re.search("loss curve: not drawn: .*matplotlib, which is not installed; run `pip install .*'matplotlib", said)
+    assert re.search("curve: not drawn: .*matplotlib, which is not installed; run `pip install .*'matplotlib", said)
     assert (tmp_path / "model" / "config.json").is_file()
 
 

@@ -43,5 +43,6 @@ def test_a_missing_library_is_one_sentence(library: str, call: object, monkeypat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, "smtrain.report.figure", raising=False)  # it is imported when a figure is drawn
-    with pytest.raises(JobError, match=rf"the package {library}, which is not installed; run `pip install .*'{library}"):
+    sentence = rf"the package {library}, which is not installed; run `pip install .*'{library}"
+    with pytest.raises(JobError, match=sentence):
         call(RECORDS)  # type: ignore[operator]
