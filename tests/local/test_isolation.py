@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from smtrain.job.bundle import entrypoints_folder
 
-from .conftest import Client, channel
+from .conftest import ROOT, Client, channel
 from .test_api import refused
 
 LOOK = """
@@ -119,3 +122,33 @@ def test_where_there_are_no_namespaces_it_is_refused(start_server) -> None:
     assert code == "ValidationException"
     assert message.startswith("EnableNetworkIsolation cannot be honoured: ")
     assert client.completed("true", EnableNetworkIsolation=False)
+
+
+AS_USER = """
+import os, sys, time
+from pathlib import Path
+from smtrain.local import ensure_running, shut_down
+sys.path.insert(0, os.getcwd())
+from tests.local.conftest import Client
+home = Path(sys.argv[1])
+try:
+    client = Client(ensure_running(home))
+    look = "tail -n +3 /proc/net/dev | cut -d: -f1; getent hosts algo-2"
+    job = client.run(look, hosts=2, EnableNetworkIsolation=True)
+    print(os.getuid(), job["TrainingJobStatus"], job.get("FailureReason"), *client.lines(job, "algo-2"), sep="|")
+finally:
+    shut_down(home)
+"""
+
+
+def test_who_is_not_root_gets_it_in_a_user_namespace(tmp_path: Path) -> None:
+    """The usual case on a laptop: the hosts join the user namespace that the job's network belongs to."""
+    become = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
+    if become and subprocess.run([*become, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel gives no user namespace")
+    done = subprocess.run(
+        [*become, sys.executable, "-c", AS_USER, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    uid, status, reason, *lines = done.stdout.strip().split("|")
+    assert (uid != "0", status, reason) == (True, "Completed", "None"), done.stderr
+    assert [line.split() for line in lines] == [["lo"], ["127.0.0.1", "algo-2"]]
