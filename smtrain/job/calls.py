@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from smtrain.job.region import VARIABLES, region_of
 from smtrain.text import clean_values
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ def aws_session(region: str | None) -> boto3.Session:
     import botocore.session
     from botocore.config import Config
 
-    inner: Any = botocore.session.Session()
+    inner: Any = botocore.session.Session(session_vars=VARIABLES)
     inner.set_default_client_config(
         Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"mode": "standard", "total_max_attempts": 3})
     )
     inner.register("before-call", _note_began)
     inner.register("needs-retry", _give_up)
-    return cleaned(boto3.Session(region_name=region, botocore_session=inner))
+    return cleaned(boto3.Session(region_name=region or region_of(inner), botocore_session=inner))
 
 
 def cleaned(session: boto3.Session) -> boto3.Session:

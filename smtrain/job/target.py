@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.calls import aws_session, cleaned, retrying, spell
+from smtrain.job.region import UNKNOWN
 
 if TYPE_CHECKING:
     import boto3
@@ -46,7 +47,7 @@ class Target:
             with collector_paused():
                 return session.client(service, config=retrying(service))
         except NoRegionError:
-            raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"]) from None
+            raise ConfigError([UNKNOWN]) from None
 
     @cached_property
     def sagemaker(self) -> Any:
@@ -66,7 +67,7 @@ class Target:
             return str(_local().REGION)
         region = self.region or self.session.region_name
         if not region:
-            raise ConfigError(["compute.region: is not set, nor is AWS_REGION; set one"])
+            raise ConfigError([UNKNOWN])
         return region
 
     def default_bucket(self) -> str:
