@@ -246,6 +246,8 @@ REASONS = {
     "warm-pool": "ClientError: the warm pool of this job was terminated",
     "max-runtime": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "max-pending": "ClientError: the pending time of the job exceeded MaxPendingTimeInSeconds",
+    "local-disk": "ClientError: no space left on /home/me/.smtrain (SMTRAIN_HOME): free some (`smtrain local clean` says what can go), and the same command goes on",
+    "local-end": "InternalServerError: the local control plane was restarted while the job ran",
     "internal": "InternalServerError: We encountered an internal error. Please try again.",
 }  # fmt: skip
 
@@ -280,11 +282,26 @@ def test_a_known_message_in_the_log_finds_its_cause(name: str) -> None:
         ("ClientError: User is not authorized to perform: kms:GenerateDataKey on resource: arn:aws:kms:x", "s3-denied"),
         ("Error: Data download failed:Please ensure that the subnet's route table has an S3 VPC endpoint", "vpc"),
         ("ERROR: No matching distribution found for gigatoken>=0.10", "library-missing"),
-        ("/usr/bin/python3 has no pyarrow>=15, which stage prepare needs; build it into", "library-missing"),
+        ("algo-1, rank 0: no space left on /opt/ml/checkpoints/step_4: free some, and the same", "disk-full"),
+        ("algo-1, rank 0: the disk quota is used up at /opt/ml/checkpoints: free some, and the same", "disk-full"),
     ],
 )
 def test_other_words_for_it_find_the_cause_too(words: str, name: str) -> None:
     why = explain("job", failed("AlgorithmError: , exit code: 1"), lines(words))
+    assert why.cause
+    assert why.cause.name == name
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [
+        ("AlgorithmError: /usr/bin/python3 has no pyarrow>=15, which stage prepare needs; build", "library-missing"),
+        ("InternalServerError: the process that ran host algo-2 ended with SIGKILL; all that it had", "local-end"),
+        ("ClientError: Artifact upload failed: the disk quota is used up at /h (SMTRAIN_HOME): free", "local-disk"),
+    ],
+)
+def test_other_words_of_a_reason_find_the_cause_too(reason: str, name: str) -> None:
+    why = explain("job", failed(reason), [])
     assert why.cause
     assert why.cause.name == name
 
