@@ -68,6 +68,8 @@ class Engine(Protocol):
     world_size: int
     dp_rank: int
     dp_size: int
+    allowed: Callable[[], None]
+    """Asked on rank 0 before each manifest; raises `SmtrainError` where the job may not write checkpoints any more."""
     parameters: int
     """How many numbers the whole model has."""
     steps_ahead: int

@@ -15,6 +15,7 @@ from smtrain.config import JobConfig, Stage
 from smtrain.job.graphs import cache_root
 from smtrain.job.inputs import split_uri
 from smtrain.job.request import checkpoint_uri, run_uri
+from smtrain.owner import owner_uri
 
 SERVICE = "sagemaker.amazonaws.com"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -84,6 +85,9 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
             {"StringLike": {"cloudwatch:namespace": ["/aws/sagemaker/*"]}},
         ),
     ]  # fmt: skip
+    if "train" in requests:
+        # whether the owner of the checkpoints has ended, where a request was sent without smtrain's own launch
+        out.append(Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),)))
     if images := _images(a, requests):
         out += [
             Statement("SignInToEcr", ("ecr:GetAuthorizationToken",), ("*",)),
@@ -115,7 +119,7 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
 def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     """The permissions of whoever runs smtrain with this config."""
     a = _Arns.of(config)
-    jobs = f"arn:{a.partition}:sagemaker:{a.region}:{a.account}:training-job/{config.name.lower()}-*"
+    jobs = a.jobs(config.name)
     base = str(config.output.s3_uri).rstrip("/") + "/"
     own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
     read = [run_uri(config), checkpoint_uri(config), *(u for u in _read(config, requests) if not u.startswith(base))]
@@ -139,6 +143,7 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
             tuple(a.objects(uri) for uri in own),
         ),
         Statement("ContinueUploads", ("s3:ListBucketMultipartUploads",), (a.bucket(own[0]),)),
+        *_owning(config, a, requests),
         Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
         *_listing(a, [*own, *read], bucket_too=True),
         Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
@@ -176,7 +181,9 @@ def _written(config: JobConfig, requests: Requests) -> list[str]:
     caches = {request.get("Environment", {}).get("NEURON_COMPILE_CACHE_URL", "") for request in requests.values()}
     root = cache_root(config)  # of every shape, or a policy would be of one config alone
     cached = [root if c.startswith(root) else f"{c.rstrip('/')}/" for c in sorted(caches) if c.startswith("s3://")]
-    return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *cached]))
+    owner = owner_uri(checkpoint_uri(config))  # where the checkpoints are the run's own, its folder holds it
+    owned = [] if owner.startswith(run_uri(config)) else [owner]
+    return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owned, *cached]))
 
 
 def _listing(a: _Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
@@ -191,6 +198,13 @@ def _listing(a: _Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator
             f"List{number or ''}", ("s3:ListBucket",), (f"arn:{a.partition}:s3:::{bucket}",),
             {test: {"s3:prefix": _shortest(prefixes)}},
         )  # fmt: skip
+
+
+def _owning(config: JobConfig, a: _Arns, requests: Requests) -> Iterator[Statement]:
+    """Taking the run's checkpoints for a train job, by a record beside them."""
+    if "train" in requests:
+        record = a.objects(owner_uri(checkpoint_uri(config))).removesuffix("*")
+        yield Statement("OwnCheckpoints", ("s3:GetObject", "s3:PutObject"), (record,))
 
 
 def _shortest(patterns: Iterable[str]) -> list[str]:
@@ -242,6 +256,9 @@ class _Arns:
 
     def bucket(self, uri: str) -> str:
         return f"arn:{self.partition}:s3:::{split_uri(uri)[0]}"
+
+    def jobs(self, run: str) -> str:
+        return f"arn:{self.partition}:sagemaker:{self.region}:{self.account}:training-job/{run.lower()}-*"
 
     def objects(self, uri: str) -> str:
         return f"arn:{self.partition}:s3:::{uri.removeprefix('s3://')}*"

@@ -20,6 +20,7 @@ PARTS = (
     "container.py",
     "lines.py",
     "disk.py",
+    "owner.py",
     "config",
     "facts",
     "data",

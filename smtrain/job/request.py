@@ -21,6 +21,7 @@ _START = (
     " && exec python3 $ml/code/entrypoints/launch.py {stage}"
 )
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
+CHECKPOINTS = "SMTRAIN_CHECKPOINTS"
 
 
 def create_training_job(
@@ -73,6 +74,9 @@ def create_training_job(
         del request["AlgorithmSpecification"]["MetricDefinitions"]
     if train:
         request["CheckpointConfig"] = {"S3Uri": checkpoint_uri(config), "LocalPath": CHECKPOINT_PATH}
+        if not config.network.isolation:
+            # SageMaker does not tell a container where its checkpoints go, and so neither what has arrived there.
+            request["Environment"] = {CHECKPOINTS: checkpoint_uri(config)} | request["Environment"]
         if compute.keep_alive:
             request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = compute.keep_alive
         if compute.spot:

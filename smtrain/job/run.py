@@ -17,7 +17,7 @@ from smtrain.follow.show import View, follow
 from smtrain.job import graphs
 from smtrain.job.handle import Job
 from smtrain.job.logs import Line
-from smtrain.job.stages import Chain, StagePlan, list_jobs, stages_of
+from smtrain.job.stages import Chain, StagePlan, jobs_of, stages_of
 from smtrain.job.submit import standing, submit
 from smtrain.job.target import TargetName, target_of
 from smtrain.preflight.api import before
@@ -63,7 +63,7 @@ class Run:
     def records(self) -> list[dict[str, float]]:
         """Every logged step's numbers, over every attempt at the train stage."""
         target = self.job("train").target
-        attempts = list_jobs(target, name_contains=f"{self.config.name}-train-", limit=100)
+        attempts = jobs_of(target, self.config.name, "train")
         by_step = {record["step"]: record for job in reversed(attempts) for record in job.records}
         return [by_step[step] for step in sorted(by_step)]
 

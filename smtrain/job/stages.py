@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -89,7 +90,7 @@ class Chain:
         inputs = self._inputs(stage)
         base = self.base_name(stage)
         # One call answers both questions about a train stage: done already, and does another one write.
-        siblings = self._named(f"{self.config.name}-train-") if stage == "train" else self._named(base)
+        siblings = self._known("train") if stage == "train" else self._attempts(base)
         earlier = _attempts_at(base, siblings)
         if stage == "compile" and self.look:
             earlier += self._compiled(earlier)
@@ -184,12 +185,17 @@ class Chain:
         return [job]
 
     def _attempts(self, base: str) -> list[Job]:
-        return _attempts_at(base, self._named(base))
+        return _attempts_at(base, list_jobs(self.target, name_contains=base, limit=1000)) if self.look else []
 
-    def _named(self, start: str) -> list[Job]:
-        if not self.look:
-            return []
-        return [job for job in list_jobs(self.target, name_contains=start, limit=1000) if job.name.startswith(start)]
+    def _known(self, stage: Stage) -> list[Job]:
+        return jobs_of(self.target, self.config.name, stage) if self.look else []
+
+
+def jobs_of(target: Target, run: str, stage: Stage) -> list[Job]:
+    """The jobs of one stage of one run, newest first; a run `b` has none of those of `a-b` or of `b-train-c`."""
+    name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
+    found = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
+    return [job for job in found if name.fullmatch(job.name)]
 
 
 def _attempts_at(base: str, jobs: list[Job]) -> list[Job]:

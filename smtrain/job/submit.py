@@ -18,6 +18,7 @@ from smtrain.job import pools
 from smtrain.job.create import answer_was_lost, create
 from smtrain.job.handle import ENDED, Job
 from smtrain.job.inputs import upload_all
+from smtrain.job.ownership import claim
 from smtrain.job.quotas import Refusal
 from smtrain.job.stages import Chain, StagePlan
 from smtrain.job.waiting import LOOK, Patience
@@ -25,6 +26,8 @@ from smtrain.job.wheels import travelling
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
+
+    from smtrain.owner import Fence
 
 Say = Callable[[str], None]
 
@@ -107,18 +110,22 @@ class _Attempt:
         self.chain, self.plan, self.say, self.again = chain, plan, say, again
         self.target, self.request = chain.target, plan.request
         self.patience = Patience(chain.config.compute.quota_wait, chain.target.name)
+        self.fence: Fence | None = None
 
     def create(self) -> Job:
         from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
         while True:
             name = self.request["TrainingJobName"]
+            if self.plan.stage == "train":
+                self.fence = claim(self.target, self.chain.config, self.request)
             try:
                 create(self.target, self.request, self.chain.config)
             except KeyboardInterrupt:
                 self.say(f"interrupted while {name} was being created; `smtrain status {name}` says whether it exists")
                 raise
             except ParamValidationError as error:
+                self._let_go()
                 raise JobError(f"{name} was refused: {error}") from None
             except ClientError as error:
                 code = error.response.get("Error", {}).get("Code")
@@ -131,11 +138,17 @@ class _Attempt:
                 elif told.get("HTTPStatusCode", 400) >= 500:
                     return self._made(name, error)
                 else:
+                    self._let_go()
                     raise JobError(f"{name} was refused: {error}") from None
             except BotoCoreError as error:
                 return self._made(name, error)
             else:
                 return self._job(name)
+
+    def _let_go(self) -> None:
+        """The checkpoints are nobody's again: there will be no job of the name they were taken for."""
+        if self.fence:
+            self.fence.release()
 
     def _job(self, name: str) -> Job:
         job = Job(name, self.target)
@@ -169,6 +182,7 @@ class _Attempt:
         name = self.request["TrainingJobName"]
         pause = self.patience.pause()
         if pause is None:
+            self._let_go()
             waited = self.chain.config.compute.quota_wait
             after = f" after {spell(waited)} of waiting" if waited else ""
             raise JobError(f"{name} was refused{after}: {refusal.sentence()}")

@@ -79,6 +79,8 @@ class Attempt:
                 sync.abandon()
             else:
                 sync.finish()
+        for sync in self.syncs if how is not FAULT else ():
+            sync.delete()  # what waited for the files of hosts after it
 
     def upload(self, folder: Path) -> None:
         """Bring model and output of all hosts to S3, with `folder` for the archives."""
@@ -144,7 +146,7 @@ class Attempt:
         checkpoints = request.get("CheckpointConfig")
         if checkpoints and not self.stopping.is_set():
             folder = host.path_of(checkpoints.get("LocalPath", "/opt/ml/checkpoints"))
-            sync = CheckpointSync(self.client, checkpoints["S3Uri"], folder)
+            sync = CheckpointSync(self.client, checkpoints["S3Uri"], folder, self.syncs)
             sync.see_as(host.ml, host.log)
             try:
                 sync.pull()

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import zlib
 from base64 import b64encode
+from contextlib import nullcontext
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class _Request(threading.local):
 
 
 _request = _Request()
+_one_by_one = threading.RLock()
 _state: Path
 _blobs: BlobFolder
 _index: Index
@@ -137,7 +139,8 @@ def _keeping(method: Any) -> Any:
 
     def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
         try:
-            reply = method(self, request, full_url, headers)
+            with _one_by_one if _is_conditional(request) else nullcontext():
+                reply = method(self, request, full_url, headers)
             if request.method in ("PUT", "POST", "DELETE"):
                 # With virtual hosts and paths alike, moto has worked out the names by now.
                 whole_bucket = method.__name__ == "bucket_response"
@@ -152,6 +155,11 @@ def _keeping(method: Any) -> Any:
         return reply
 
     return run
+
+
+def _is_conditional(request: Any) -> bool:
+    """Whether it is a write on a condition, which moto tests and then writes: of two at once one must be refused."""
+    return request.method == "PUT" and ("If-Match" in request.headers or "If-None-Match" in request.headers)
 
 
 def _read(self: Any) -> Any:

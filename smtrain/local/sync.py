@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +16,27 @@ if TYPE_CHECKING:
     from smtrain.local.logstream import HostLog
 
 POLL_SECONDS = 1.0
-Seen = tuple[int, int]
+Seen = tuple[int, int, int]
+"""Size, mtime in ns, inode."""
 
 
 class CheckpointSync:
     """Keeps `uri` equal to what this host wrote: new and changed files go up, files it had and lost are deleted.
 
     While the job runs, a file goes up once two looks in a row saw the same size and time; files go in the order they
-    were written, so a manifest that a script writes last arrives last.
+    were written, so a manifest that a script writes last arrives last. What was deleted here is deleted there only
+    when all that lay on any host's disk at that moment has arrived: a script deletes a checkpoint when a newer one is
+    whole on the disks, and whatever is killed then must leave one of the two in S3.
     """
 
-    def __init__(self, client: Any, uri: str, folder: Path) -> None:
+    def __init__(self, client: Any, uri: str, folder: Path, hosts: list[CheckpointSync] | None = None) -> None:
+        """`hosts` are the syncs of all hosts of the job, to which this one will be added."""
         self.client, self.folder = client, folder
+        self.hosts = [self] if hosts is None else hosts
+        self.arrived = 0.0
+        """What was written before this moment (ns since 1970) is in S3."""
+        self.missed = 0
+        """When it was last seen that a file went before it had arrived."""
         self.bucket, prefix = split_uri(uri)
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
         self._ml, self._log = folder, None  # type: Path, HostLog | None
@@ -33,6 +44,7 @@ class CheckpointSync:
         self._paths: dict[str, Path] = {}
         self._synced: dict[str, Seen] = {}
         self._before: dict[str, Seen] = {}
+        self._gone: dict[str, int] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -72,22 +84,40 @@ class CheckpointSync:
 
     def push(self, settled: bool) -> None:
         """One look and what follows from it; with `settled` every file counts as finished."""
-        now = self._look()
-        for name in self._synced.keys() - now.keys():
-            self.client.delete_object(Bucket=self.bucket, Key=self.prefix + name)
-            del self._synced[name]
+        began, now = time.time_ns(), self._look()
+        inodes = {inode for _, _, inode in now.values()}
+        waiting = {name: seen for name, seen in self._before.items() if self._synced.get(name) != seen}
+        if any(name not in now and inode not in inodes for name, (_, _, inode) in waiting.items()):
+            self.missed = began
+        self._gone = {name: self._gone.get(name, began) for name in self._synced.keys() - now.keys()}
+        left: list[int] = []
         changed = [name for name, seen in now.items() if self._synced.get(name) != seen]
         for name in sorted(changed, key=lambda name: now[name][1]):
             if not settled and self._before.get(name) != now[name]:
+                left.append(now[name][1])
                 break  # what was written later must not overtake what is still being written
             path = self._paths[name]
             try:
                 self.client.upload_file(str(path), self.bucket, self.prefix + name, Config=TRANSFER)
             except FileNotFoundError:
+                self.missed = time.time_ns()
                 continue
             # If it changed during the upload, the next look sees that and sends it again.
             self._synced[name] = now[name]
         self._before = now
+        self.arrived = math.inf if settled else min([began, *(mtime - 1 for mtime in left)])
+        self.delete()
+
+    def delete(self) -> None:
+        """Delete in S3 what is gone here and no longer needed there; the newest files first, as manifests are."""
+        missed = max(sync.missed for sync in self.hosts)
+        arrived = min(sync.arrived for sync in self.hosts)
+        for name in sorted(self._gone, key=lambda name: self._synced[name][1], reverse=True):
+            if self._gone[name] <= missed and arrived < math.inf:
+                self._gone[name] = time.time_ns()  # what should have arrived in its place never will
+            elif self._gone[name] <= arrived:
+                self.client.delete_object(Bucket=self.bucket, Key=self.prefix + name)
+                del self._synced[name], self._gone[name]
 
     def _watch(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
@@ -98,11 +128,11 @@ class CheckpointSync:
                 print(f"checkpoint sync of {self.folder}: {error}", flush=True)
 
     def _look(self) -> dict[str, Seen]:
-        """Relative name -> (size, mtime in ns) of every regular file."""
+        """What there is of every regular file, by relative name."""
         found: dict[str, Seen] = {}
         self._paths, self._nowhere = links.files_of(self._ml, self.folder)
         for name, path in self._paths.items():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                found[name] = (status.st_size, status.st_mtime_ns)
+                found[name] = (status.st_size, status.st_mtime_ns, status.st_ino)
         return found

@@ -16,11 +16,15 @@ from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, StepResult
 from smtrain.errors import SmtrainError
 from smtrain.lines import Line
+from smtrain.train.destination import Destination
 from smtrain.train.first_step import FirstStep
 from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.position import Position
 from smtrain.train.schedule import learning_rate
+
+ARRIVAL = 30.0
+"""Seconds that a finished job waits for its last checkpoint to arrive, so that the one before may go."""
 
 
 class Loader(Protocol):
@@ -67,7 +71,7 @@ class Begun(NamedTuple):
 def train(
     config: JobConfig, engine: Engine, loader: Loader, *, line: Line, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
-    distrusted: set[str],
+    distrusted: set[str], destination: Destination | None = None,
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
@@ -76,15 +80,17 @@ def train(
     goes on, and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil
     weights that gave both. Raises `SmtrainError` naming step and samples when the loss is no number or explodes.
     A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
+    `destination`, rank 0's, says which of them have arrived where they are kept.
     """
     options = config.train
     step, began = resumed or 0, 0.0
+    arrived = destination.arrived if destination else None
 
     def ended(wait: bool) -> None:
         whole = engine.end_save(wait)
         if whole is not None:
             distrusted.discard(line.name(step_folder(line.own, whole)))  # it was written anew
-            engine.prune(line, config.checkpoint.keep, None, distrusted)
+            engine.prune(line, config.checkpoint.keep, arrived, distrusted)
             stall.beat(f"saving step {whole}")
             if engine.rank == 0:
                 print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
@@ -148,4 +154,7 @@ def train(
             return step
     first_step.done()
     ended(wait=True)
+    if destination:
+        destination.wait(ARRIVAL)
+    engine.prune(line, config.checkpoint.keep, arrived, distrusted)
     return step

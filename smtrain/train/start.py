@@ -19,6 +19,7 @@ from smtrain.data.packed import PackedLoader, WithinDocuments
 from smtrain.engine.base import Engine
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.train.destination import Destination
 from smtrain.train.engines import build, join
 from smtrain.train.entry import fail
 from smtrain.train.health import LossWatch, StallWatch
@@ -41,6 +42,7 @@ def start(config: JobConfig, container: Container) -> None:
     manifest = Manifest.load(data)
     manifest.check_objective(data, options.objective)
     line = line_of(container, gather)
+    destination = Destination(container, line, _say) if dist.get_rank() == 0 else None
     check_engine(line, options.engine)
     choice = choose(line, records, gather, config.checkpoint.step)
     if choice.saved and not config.checkpoint.resume:
@@ -65,8 +67,10 @@ def start(config: JobConfig, container: Container) -> None:
     step, state, name = (good.step, good.state, good.name) if good else (0, {}, None)
     log = None
     line = line.begun(good.step if good else None)
-    if engine.rank == 0:
+    if destination:
+        destination.line, engine.allowed = line, destination.allowed
         line.record()
+    if engine.rank == 0:
         _announce(config, engine.parameters, name)
         for told in changes(state, step, config):
             print(told, flush=True)
@@ -86,11 +90,18 @@ def start(config: JobConfig, container: Container) -> None:
         samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
         watch=LossWatch(vocabulary, state.get("losses", ()), name),
         distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
+        destination=destination,
     )  # fmt: skip
     if log:
         log.close()
+    if destination:
+        destination.close()
     engine.close()
     stall.close()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _weights(config: JobConfig, container: Container, needed: bool) -> WeightSource | None:

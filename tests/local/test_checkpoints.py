@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import signal
+import sys
+import time
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -124,3 +130,92 @@ def test_after_the_last_push_the_prefix_equals_the_folder(tmp_path_factory, roun
     sync.push(settled=True)
     there = {f"p/{p.relative_to(folder).as_posix()}": p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert store.objects == there
+
+
+def test_an_older_checkpoint_is_deleted_there_only_when_what_replaced_it_has_arrived_from_all_hosts(
+    tmp_path: Path,
+) -> None:
+    store, hosts = RecordedStore(), []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"old-{name}").write_text("old")
+        hosts.append(CheckpointSync(store, "s3://b/p", tmp_path / name, hosts))
+    for _ in range(2):
+        for sync in hosts:
+            sync.push(settled=False)
+    assert sorted(store.objects) == ["p/old-one", "p/old-two"]
+    for name in ("one", "two"):
+        (tmp_path / name / f"new-{name}").write_text("new")
+        (tmp_path / name / f"old-{name}").unlink()
+    for _ in range(3):
+        hosts[0].push(settled=False)
+    assert sorted(store.objects) == ["p/new-one", "p/old-one", "p/old-two"], "the other host has its half of it"
+    for _ in range(2):
+        hosts[1].push(settled=False)
+        hosts[0].push(settled=False)
+    assert sorted(store.objects) == ["p/new-one", "p/new-two"]
+
+
+def test_while_what_replaces_it_goes_before_it_has_arrived_the_older_one_stays(tmp_path: Path) -> None:
+    store = RecordedStore()
+    sync = CheckpointSync(store, "s3://b/p", tmp_path)
+    (tmp_path / "step-0").write_text("0")
+    for _ in range(2):
+        sync.push(settled=False)
+    for step in range(1, 6):
+        (tmp_path / f"step-{step}").write_text(str(step))
+        (tmp_path / f"step-{step - 1}").unlink()
+        sync.push(settled=False)
+        assert store.objects == {"p/step-0": b"0"}, "each is gone before two looks have seen it alike"
+    for _ in range(2):
+        sync.push(settled=False)
+    assert store.objects == {"p/step-5": b"5"}
+
+
+# Saves a state of 24 MB again and again, keeps the newest only, and tells when one is whole.
+SAVING = """
+import json, os, pathlib, shutil, time
+root = pathlib.Path("/opt/ml/checkpoints")
+for step in range(1, 1000):
+    folder = root / f"step_{step:08d}"
+    folder.mkdir()
+    for part in range(3):
+        (folder / f"part{part}").write_bytes(os.urandom(1 << 20) * 8)
+    (folder / "manifest.json").write_text(json.dumps({f"part{part}": 8 << 20 for part in range(3)}))
+    for other in set(root.iterdir()) - {folder}:
+        shutil.rmtree(other)
+    print("whole", step, flush=True)
+    time.sleep({pause})
+"""
+
+
+def whole_steps(client: Client, prefix: str) -> list[str]:
+    held: dict[str, dict[str, int]] = {}
+    for item in client.s3.list_objects_v2(Bucket=client.bucket, Prefix=prefix).get("Contents", []):
+        step, _, name = item["Key"].removeprefix(prefix).partition("/")
+        held.setdefault(step, {})[name] = item["Size"]
+    found = []
+    for step, files in held.items():
+        if "manifest.json" in files:
+            about = json.loads(client.get(f"{prefix}{step}/manifest.json"))
+            if all(files.get(name) == size for name, size in about.items()):
+                found.append(step)
+    return found
+
+
+@pytest.mark.slow
+def test_killing_the_control_plane_at_any_moment_leaves_a_whole_checkpoint(start_server) -> None:
+    """Two kills; SMTRAIN_KILLS says how many else. Half of the jobs save faster than files can arrive."""
+    endpoint = start_server()
+    for number in range(int(os.environ.get("SMTRAIN_KILLS", "2"))):
+        client, prefix = Client(endpoint), f"ckpt/killed{number}/"
+        saving = SAVING.replace("{pause}", str((4, 0.2)[number % 2]))
+        where = {"S3Uri": f"s3://{client.bucket}/{prefix}"}
+        client.put(f"{prefix}step_00000000/manifest.json", "{}")
+        job = client.start([sys.executable, "-c", saving], CheckpointConfig=where)
+        client.wait_for_line(job, "whole 2")
+        time.sleep(random.uniform(0, 4))
+        os.kill(endpoint.pid, signal.SIGKILL)
+        os.waitpid(endpoint.pid, 0)
+        endpoint = start_server()
+        assert whole_steps(Client(endpoint), prefix), f"kill {number} left nothing whole"

@@ -45,6 +45,7 @@ class NativeEngine:
     ) -> None:
         self.device = comm.current_device()
         self.config, self.options = config, options
+        self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
         self.layout = Layout(self.shape, options.tp, options.pp)
         self.mesh = Mesh(options, self.device)

@@ -18,7 +18,7 @@ from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, StateReader, model_file, optimizer_file, write_safetensors
 from smtrain.engine.native.comm import Mesh, local_rank
-from smtrain.errors import CheckpointError
+from smtrain.errors import CheckpointError, SmtrainError
 from smtrain.model.families import ModelShape
 
 if TYPE_CHECKING:
@@ -87,10 +87,13 @@ class Saver:
         everyone = mesh.gather(writing.files)
         try:
             if mesh.rank == 0:
+                self._engine.allowed()
                 manifest.files.update({name: about for part in everyone for name, about in sorted(part.items())})
                 manifests.write_manifest(path, manifest)
         except OSError as error:
             fault = f"{error.strerror or error}; see to the disk ({path})"
+        except SmtrainError as error:
+            fault = str(error)
         mesh.agree(fault, f"checkpoint {path.name} was not completed")
         if local_rank() == 0:
             _drop_replaced(path, {name for part in everyone for name in part})

@@ -55,6 +55,7 @@ class NxdEngine:
         weights: WeightSource | None, seed: int, micro_batches: int, saving: SaveOptions | None = None,
     ) -> None:  # fmt: skip
         self.config, self.options, self.saving = config, options, saving or SaveOptions()
+        self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
         self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
         self.micro_batches = micro_batches

@@ -19,7 +19,7 @@ from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.verifying import deal, host_of, sha256_of
 from smtrain.engine.nxd import whole
 from smtrain.engine.nxd.library import local_rank
-from smtrain.errors import CheckpointError
+from smtrain.errors import CheckpointError, SmtrainError
 
 if TYPE_CHECKING:
     from smtrain.engine.nxd.engine import NxdEngine
@@ -154,9 +154,12 @@ def _complete(engine: NxdEngine) -> None:
         hashes.update(part)
     try:
         if everyone.rank == 0:
+            engine.allowed()
             whole.write(path, {**about, "files": together, "sha256": hashes})
     except OSError as error:
         fault = f"{error.strerror or error}; see to the disk ({path})"
+    except SmtrainError as error:
+        fault = str(error)
     everyone.agree(fault, f"checkpoint {path.name} was not completed")
 
 

@@ -1,0 +1,48 @@
+"""The client's part of one writer a run: a job is made the owner of the checkpoints before it is created."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from smtrain.config import JobConfig
+from smtrain.errors import JobError
+from smtrain.job.request import checkpoint_uri
+from smtrain.job.target import Target
+from smtrain.owner import Fence, Owner, owner_uri, status_of
+
+DAY = 86400.0
+
+
+def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
+    """Take the run's checkpoints for a job. Raises `JobError`, naming the owner, where another job has them."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    uri = checkpoint_uri(config)
+    fence = Fence(target.s3, uri, owner_of(config, request), status_of(lambda region: _sagemaker(target, region)))
+    try:
+        fence.claim()
+    except ClientError as error:
+        raise JobError(
+            f"{owner_uri(uri)} cannot be used ({error.response['Error'].get('Code')}), so two jobs could write the "
+            "run's checkpoints at once; allow yourself s3:GetObject and s3:PutObject on it (`smtrain iam policy`)"
+        ) from None
+    except BotoCoreError as error:
+        raise JobError(f"{owner_uri(uri)} cannot be reached ({error}); the same command tries again") from None
+    return fence
+
+
+def owner_of(config: JobConfig, request: dict[str, Any]) -> Owner:
+    """Who the job of a train request will be. Its role is of the account that it runs in."""
+    limits = request["StoppingCondition"]
+    retries = request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
+    longest = limits.get("MaxWaitTimeInSeconds") or limits["MaxRuntimeInSeconds"] * (1 + retries)
+    account = str(request["RoleArn"]).split(":")[4]
+    # a day more: for machines to come, and for clocks that differ
+    return Owner(request["TrainingJobName"], config.compute.region or "", account, until=time.time() + longest + DAY)
+
+
+def _sagemaker(target: Target, region: str) -> Any:
+    if target.name == "local" or region in ("", target.region_name()):
+        return target.sagemaker
+    return Target(target.name, region).sagemaker
