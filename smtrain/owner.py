@@ -101,6 +101,12 @@ class Fence:
                 return
         raise OwnerError(f"{self.uri} changes faster than it can be claimed; try again")
 
+    def look(self) -> None:
+        """Raise what `claim` would, and write nothing."""
+        seen = self._read()
+        if seen and seen.owner.job not in (None, self.me.job):
+            self._refuse_unless_ended(seen)
+
     def keep(self) -> None:
         """Renew, by the job itself. Raises `OwnerError` where the record has gone to another job."""
         self.me = replace(self.me, renewed=True)
@@ -121,11 +127,13 @@ class Fence:
             self._write(replace(self.me, job=None), self._etag)
 
     def _refuse_unless_ended(self, seen: _Seen) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
         owner = seen.owner
         assert owner.job is not None
         try:
             status = self._status(owner.job, owner.region)
-        except Exception as error:
+        except (BotoCoreError, ClientError) as error:
             if (owner.renewed and seen.age > LEASE) or seen.now > owner.until:
                 return
             raise OwnerError(

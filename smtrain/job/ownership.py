@@ -18,8 +18,7 @@ def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
     """Take the run's checkpoints for a job. Raises `JobError`, naming the owner, where another job has them."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    uri = checkpoint_uri(config)
-    fence = Fence(target.s3, uri, owner_of(config, request), status_of(lambda region: _sagemaker(target, region)))
+    uri, fence = checkpoint_uri(config), _fence(target, config, owner_of(config, request))
     try:
         fence.claim()
     except ClientError as error:
@@ -30,6 +29,15 @@ def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
     except BotoCoreError as error:
         raise JobError(f"{owner_uri(uri)} cannot be reached ({error}); the same command tries again") from None
     return fence
+
+
+def look(target: Target, config: JobConfig, job: str) -> None:
+    """Raise `OwnerError` where another job than this one has the run's checkpoints; ClientError as S3."""
+    _fence(target, config, Owner(job)).look()
+
+
+def _fence(target: Target, config: JobConfig, me: Owner) -> Fence:
+    return Fence(target.s3, checkpoint_uri(config), me, status_of(lambda region: _sagemaker(target, region)))
 
 
 def owner_of(config: JobConfig, request: dict[str, Any]) -> Owner:

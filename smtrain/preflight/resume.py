@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from smtrain.errors import JobError
 from smtrain.job.checkpoints import saved_steps
+from smtrain.job.ownership import look
 from smtrain.job.request import checkpoint_uri
+from smtrain.owner import OwnerError, owner_uri
 from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -26,6 +28,9 @@ def resume(context: Context) -> Iterator[Finding]:
         if isinstance(error, BotoCoreError):
             raise context.unreached("s3", error) from None
         raise Unread(f"{uri}: {error}") from None
+    if (taken := _taken(context)) is not None:
+        yield taken
+        return
     if not steps:
         yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
         return
@@ -50,6 +55,23 @@ def resume(context: Context) -> Iterator[Finding]:
             f"{whole[-1].name}",
             "nothing needs to be done; the steps since then are trained again",
         )  # fmt: skip
+
+
+def _taken(context: Context) -> Finding | None:
+    """Whether another job writes the checkpoints, which its record beside them says."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    chain = context.chain
+    try:
+        look(chain.target, context.config, chain.base_name("train"))
+    except OwnerError as error:
+        text, _, remedy = str(error).partition("; ")
+        return Finding("resume", "fault", text, remedy)
+    except BotoCoreError as error:
+        raise context.unreached("s3", error) from None
+    except (JobError, ClientError) as error:
+        raise Unread(f"{owner_uri(checkpoint_uri(context.config))}: {error}") from None
+    return None
 
 
 def _names(lacking: tuple[str, ...]) -> str:

@@ -44,9 +44,9 @@ class Destination:
     def _reach(self, job: str) -> None:
         arn = os.environ.get("TRAINING_JOB_ARN", "::::::").split(":")
         try:
-            self._s3, fence = container_fence(self._uri, job, arn[3], arn[4])
+            s3, fence = container_fence(self._uri, job, arn[3], arn[4])
             fence.keep()
-            self._fence = fence
+            self._s3, self._fence = s3, fence
         except OwnerError:
             raise
         except Exception as error:  # of boto3, of the network, of permissions: the folder's name is enough
@@ -76,13 +76,14 @@ class Destination:
         name = self.line.name(checkpoint)
         if not self._in_job or name in self._there:
             return True
+        older = checkpoint != self.line.checkpoints()[-1][1]
         if self._s3 is None:
-            return checkpoint != self.line.checkpoints()[-1][1]
+            return older
         try:
             there = self._is_there(checkpoint, name)
         except Exception as error:
             self._say(f"whether {name} has arrived in {self._uri} could not be asked ({_short(error)})")
-            return False
+            return older
         if there:
             self._there.add(name)
         return there

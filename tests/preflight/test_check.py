@@ -401,6 +401,22 @@ def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucke
     assert "checkpoint.resume is false" in only_fault(report(anew, "resume"), "resume")
 
 
+def test_a_run_whose_checkpoints_another_job_writes_must_wait(aws: dict[str, Any], bucket: str) -> None:
+    owner = {"format": "smtrain-owner", "version": 1, "job": "tiny-train-aaaaaaaa", "region": "", "account": "",
+             "renewed": True, "until": 0}  # fmt: skip
+    put(f"s3://{bucket}/smtrain/tiny", {"checkpoints.owner.json": owner})
+    arn = "arn:aws:sagemaker:us-east-1:000000000000:training-job/tiny-train-aaaaaaaa"
+    told = {
+        "TrainingJobName": "tiny-train-aaaaaaaa", "TrainingJobArn": arn, "TrainingJobStatus": "InProgress",
+        "ModelArtifacts": {"S3ModelArtifacts": "s3://b/x"}, "SecondaryStatus": "Training",
+        "AlgorithmSpecification": {"TrainingInputMode": "File"}, "ResourceConfig": {"VolumeSizeInGB": 1},
+        "StoppingCondition": {}, "CreationTime": 0,
+    }  # fmt: skip
+    found = report(aws, "resume", sagemaker_DescribeTrainingJob=told)
+    assert "tiny-train-aaaaaaaa is writing checkpoints of this run" in only_fault(found, "resume")
+    assert report(aws, "resume", sagemaker_DescribeTrainingJob={**told, "TrainingJobStatus": "Failed"}).ok
+
+
 def test_memory_time_and_money_come_from_the_plan(aws: dict[str, Any]) -> None:
     big = with_({**aws, "parallel": {"tp": 2, "pp": 1}}, "model", path="s3://models/llama-2-70b")
     assert any("memory" in f.text for f in report(big, "memory").faults)
