@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import yaml
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError
 
 import smtrain
 from smtrain import owner as ownership
+from smtrain.checkpoint import manifest
+from smtrain.checkpoint.about import verify
 from smtrain.errors import JobError
+from smtrain.job.inputs import download, upload_all
 from smtrain.job.run import StageResult
-from smtrain.job.stages import jobs_of, list_jobs
+from smtrain.job.stages import Chain, jobs_of, list_jobs
 from smtrain.job.target import Target
 from smtrain.local import Plane
 from smtrain.local import plane as plane_of
@@ -212,3 +215,52 @@ def test_runs_whose_names_end_or_begin_alike_have_nothing_to_do_with_each_other(
     run = smtrain.Run(smtrain.load_config({**config, "name": mark}))
     run.results.append(StageResult("train", smtrain.Job(made[mark], "local"), 0, "", False))
     assert run.records == []
+
+
+@pytest.mark.slow
+def test_jobs_made_beside_smtrain_end_or_write_apart(
+    plane: Plane, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Requests sent without its launch: one that can ask S3 ends, one without a network keeps to its own folder."""
+    config = {
+        "name": f"beside-{time.time_ns()}"[:36], "target": "local", "checkpoint": {"keep": 3},
+        "model": {"path": trained_inputs["model"], "init": "scratch"}, "data": {"path": trained_inputs["text"]},
+        "train": {"steps": 100_000, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "save_interval": 2},
+        "compute": {"instance_type": KIND, "processes_per_instance": 1},
+    }  # fmt: skip
+    smtrain.launch(config, stage="prepare", say=lambda _: None)
+    first = smtrain.launch(config, wait=False, say=lambda _: None)
+    for event in first.events(poll=0.05):
+        if not isinstance(event, str) and event.text.startswith("step=4 "):
+            break
+
+    def sent(**more: Any) -> smtrain.Job:
+        chain = Chain(smtrain.load_config({**config, **more}), Target("local"))
+        plan = chain.plan("train")
+        upload_all(chain.target, list(plan.uploads), lambda _: None)
+        chain.target.sagemaker.create_training_job(**plan.request)
+        return smtrain.Job(plan.request["TrainingJobName"], chain.target)
+
+    refused = sent(train={**config["train"], "lr": 1e-3, "steps": 6})
+    with pytest.raises(JobError, match=f"{first.name} is writing checkpoints of this run"):
+        refused.wait()
+    try:
+        apart = sent(train={**config["train"], "lr": 2e-3, "steps": 6}, network={"isolation": True})
+        apart.wait()
+    except ClientError as error:  # this machine has no network namespaces, and says so
+        assert "solation" in str(error)  # noqa: PT017
+        apart = None
+    first.stop()
+    while first.status not in ownership.ENDED:
+        time.sleep(0.1)
+    assert first.status == "Stopped", first.failure
+    uri = first.describe()["CheckpointConfig"]["S3Uri"]
+    download(first.target, uri, tmp_path)
+    made = {path.name for path in tmp_path.iterdir() if (path / "line.json").exists()}
+    assert made == {first.name, apart.name} if apart else {first.name}
+    for job in made:
+        steps = manifest.checkpoints(tmp_path / job)
+        assert steps
+        for step, path in steps:
+            assert verify(path) > 0
+            assert manifest.Manifest.read(path).step == step
