@@ -121,6 +121,8 @@ def test_dry_run_policy_and_python_m(installed: Installed) -> None:
 
 def test_a_job_on_this_machine(installed: Installed) -> None:
     try:
+        checked = installed.run("smtrain", "check", "config.yaml", "--stage", "convert", "--target", "local")
+        assert re.search(r"\d+ faults?, \d+ warnings?, \d+ ok", checked.stdout), checked.stderr
         installed.smtrain("launch", "config.yaml", "--stage", "convert", "--target", "local")
         assert "Completed" in installed.smtrain("list", "--target", "local")
     finally:
