@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError, UnauthorizedSSOTokenError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,16 +238,28 @@ def test_last_lines_of_every_host() -> None:
     assert lines == sorted(lines, key=lambda line: line.timestamp)
 
 
-def test_expired_credentials_say_how_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        error("FilterLogEvents", "ExpiredTokenException"), error("FilterLogEvents", "ExpiredToken"),
+        TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"),
+        UnauthorizedSSOTokenError(), CredentialRetrievalError(provider="process", error_msg="exit 1"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)  # fmt: skip
+def test_expired_credentials_say_how_to_come_back(
+    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from smtrain.follow.show import View
     from smtrain.follow.show import follow as show
     from smtrain.job.handle import Job
 
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     logs = Logs()
-    logs.failures = [error("FilterLogEvents", "ExpiredTokenException")]
+    logs.failures = [failure]
     job = Job("job", target(logs, SageMaker(told("InProgress", "Starting", "Training"))))
     with pytest.raises(JobError, match=r"credentials have expired.*the job goes on") as caught:
         show(job, View(), say=lambda _: None)
+    assert "refresh them (`aws sso login`" in str(caught.value)
     assert "smtrain logs job --follow --resume --target local" in str(caught.value)
     assert Cursor.load(Cursor.path(job.target, "job", None))
