@@ -21,12 +21,21 @@ READ_S = 12.0
 """No answer for so long is none: the slowest call of these (ListTrainingJobs by name) takes two or three seconds."""
 UNANSWERED_S = 6.0
 """A call that has gone without an answer for so long is not sent again."""
+TRANSFER_READ_S = 60.0
+"""The same for what moves files: of a part that is sent, megabytes are still in this machine's buffers then."""
 ANSWER_S = 5.0
 """A command that answers at once (status, list, logs...) repeats no call after this: what has gone unanswered
 was sent more than once by then (UNANSWERED_S is longer)."""
 PERSIST_S = 300.0
 """What moving files gives a call: a large model is not given up for a network that is away for a minute."""
 _BEGAN = "smtrain_began"
+
+
+def transferring() -> Any:
+    """The botocore `Config` of the client that moves files."""
+    from botocore.config import Config
+
+    return retrying("s3").merge(Config(read_timeout=TRANSFER_READ_S))
 
 
 def retrying(service: str) -> Any:

@@ -181,7 +181,11 @@ def download(target: Target, uri: str, folder: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         Patience(PERSIST_S).call(
-            target.s3.download_file, Bucket=bucket, Key=item["Key"], Filename=str(part), ExtraArgs=owner(target, bucket)
+            target.transfers.download_file,
+            Bucket=bucket,
+            Key=item["Key"],
+            Filename=str(part),
+            ExtraArgs=owner(target, bucket),
         )
         part.replace(path)
     return len(found)

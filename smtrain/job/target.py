@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
-from smtrain.job.calls import aws_session, cleaned, retrying, spell
+from smtrain.job.calls import aws_session, cleaned, retrying, spell, transferring
 from smtrain.job.region import UNKNOWN
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ class Target:
     @cached_property
     def s3(self) -> Any:
         return self.client("s3")
+
+    @cached_property
+    def transfers(self) -> Any:
+        """The client that moves files: patient with a slow line, where `s3` answers whoever waits for it."""
+        session: Any = self.session
+        return self.s3 if self.name == "local" else session.client("s3", config=transferring())
 
     @cached_property
     def logs(self) -> Any:

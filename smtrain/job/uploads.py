@@ -51,7 +51,7 @@ def send(target: Target, bucket: str, key: str, body: Path | bytes, sha256: str 
         content = body if isinstance(body, bytes) else body.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
             raise _edited(body)
-        _persist(target.s3.put_object, **place, Body=content, ChecksumSHA256=_coded(content))
+        _persist(target.transfers.put_object, **place, Body=content, ChecksumSHA256=_coded(content))
         return 0
     return _Parts(target, place, body, size, sha256).send()
 
@@ -129,7 +129,7 @@ class _Parts:
     def _send_part(self, upload: str, number: int, content: bytes) -> dict[str, Any]:
         checksum = _coded(content)
         sent = _persist(
-            self.target.s3.upload_part, self._stopped, **self.place, UploadId=upload, PartNumber=number,
+            self.target.transfers.upload_part, self._stopped, **self.place, UploadId=upload, PartNumber=number,
             Body=content, ChecksumSHA256=checksum,
         )  # fmt: skip
         return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
@@ -163,7 +163,7 @@ class _Parts:
     def _complete(self, upload: str, parts: list[dict[str, Any]]) -> None:
         from botocore.exceptions import ClientError
 
-        s3 = self.target.s3
+        s3 = self.target.transfers
         try:
             _persist(s3.complete_multipart_upload, **self.place, UploadId=upload, MultipartUpload={"Parts": parts})
         except ClientError as error:
