@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import prod
@@ -24,6 +25,9 @@ from smtrain.checkpoint.writing import BLOCK
 from smtrain.checkpoint.written import read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+
+_STEP = re.compile(r"(?:global_?step|step|iter|iteration)[_-]?(\d+)")
+"""The names that NxD's and others' training scripts give a step's folder; any other number in a name is none."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,9 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> About:
     if isinstance(source, NativeSource):
         about |= {"kind": "native", "topology": source.manifest.topology, "step": source.manifest.step}
     elif isinstance(source, NxDSource):
-        step = "".join(c for c in str(where).rstrip("/").rsplit("/", 1)[-1] if c.isdigit())
+        named = _STEP.fullmatch(str(where).rstrip("/").rsplit("/", 1)[-1])
         about |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
-        about |= {"qkv": source.form, "kv_multiplier": source.kv_multiplier, "step": int(step) if step else None}
+        about |= {"qkv": source.form, "kv_multiplier": source.kv_multiplier, "step": int(named[1]) if named else None}
     else:
         about["hashes"] = bool(read_manifest(where))
     return About(

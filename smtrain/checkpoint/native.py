@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +23,7 @@ from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
-from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.sources import Read, WeightSource
 from smtrain.checkpoint.verifying import check_hash, verify
 from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
@@ -176,6 +177,7 @@ class NativeSource(WeightSource):
         self._files = _Files(checkpoint)
         self.manifest = self._files.manifest
         self._checked: set[str] = set()
+        self._read: Read | None = None
         self._lock = threading.Lock()
 
     @property
@@ -205,7 +207,12 @@ class NativeSource(WeightSource):
                 raise CheckpointError(f"{folder}/{NAME} lists no {path}: take another checkpoint")
             check_hash(folder, path, self.manifest.files[path])
 
+    def watch(self, read: Read) -> None:
+        self._read = read
+
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        if self._read is not None:
+            self._read(name, partial(self.check, name))
         return self._files.weights(name, tuple(bounds))
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from smtrain.checkpoint.hf import COMPUTED, read_config
 from smtrain.checkpoint.layout import KvOrder, Layout
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_files, stored
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place
-from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.sources import Read, WeightSource
 from smtrain.checkpoint.unpickle import Reference
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
@@ -74,6 +75,7 @@ class NxDSource(WeightSource):
         self._checked: set[tuple[int, str]] = set()
         self._found: dict[tuple[str, Stored], list[tuple[int, int, int, int]]] = {}
         self._lock = threading.Lock()
+        self._read: Read | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -109,6 +111,9 @@ class NxDSource(WeightSource):
         for t in range(self.tp):
             self._shards[t, pp][tensor.name].check(tensor.name, tally)
 
+    def watch(self, read: Read) -> None:
+        self._read = read
+
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         if name not in self._where:
             raise CheckpointError(f"{self._place} has no parameter {name}.")
@@ -133,6 +138,8 @@ class NxDSource(WeightSource):
                 (start + first, stop + first) if i == 0 else (start, stop) for i, (start, stop) in enumerate(bounds)
             ]
             local[dim] = (at + low - a, at + high - a)
+            if self._read is not None:
+                self._read(f"{slab.file} {tensor.name}", partial(slab.check, tensor.name))
             found = slab.bits(local, tally)
             if (low, high) not in pieces:
                 pieces[low, high] = found

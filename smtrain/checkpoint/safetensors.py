@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from math import prod
+from typing import Any
 
 from smtrain.checkpoint.dtypes import BY_CODE
 from smtrain.checkpoint.places import Place, Slab, contiguous
@@ -31,7 +32,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
     if length > min(_HEADER_LIMIT, total - 8):
         raise broken(f"its header would take {length} bytes")
     try:
-        header = json.loads(bytes(where.read(file, 8, 8 + length)))
+        header = json.loads(bytes(where.read(file, 8, 8 + length)), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise broken(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -55,6 +56,15 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
         end = stop
     if 8 + length + end != total:
         raise broken(f"it has {total} bytes instead of {8 + length + end}")
+    return out
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose every key is there once: of two, readers would take different ones."""
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        twice = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
+        raise ValueError(f"it has {twice[:200]!r} twice")
     return out
 
 

@@ -8,6 +8,7 @@ None of them needs torch but for `window` and `read`, which give tensors of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smtrain.checkpoint import dtypes
@@ -16,6 +17,10 @@ from smtrain.checkpoint.places import Bounds, Place, Tally
 
 if TYPE_CHECKING:
     import torch
+
+
+Read = Callable[[str, Callable[[], None]], None]
+"""(name, what raises `CheckpointError` where the bytes under it are not those written)."""
 
 
 class WeightSource(ABC):
@@ -68,6 +73,10 @@ class WeightSource(ABC):
         """
         return
 
+    def watch(self, read: Read) -> None:
+        """Have `read` told of all that is read from now on: what it is called, and what checks the whole of it."""
+        return
+
     def window(self, name: str, bounds: Bounds) -> torch.Tensor:
         """`bits` as a tensor on the CPU; not to be written to."""
         return dtypes.tensor(self.bits(name, bounds), self.dtype(name))
@@ -117,3 +126,6 @@ class Cast(WeightSource):
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         self._source.check(name, tally)
+
+    def watch(self, read: Read) -> None:
+        self._source.watch(read)

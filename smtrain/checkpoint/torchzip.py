@@ -25,6 +25,7 @@ from smtrain.errors import CheckpointError
 
 ALIGNMENT = 64
 _PICKLE_LIMIT = 256 << 20
+_VALUES = 1_000_000  # of one file: names, tensors, and what optimizers keep beside them
 _FLAGS = 0x808  # sizes and crc stand in a descriptor behind the data; names are UTF-8
 _DATE = 0x0021_0000  # 1980-01-01
 _LIMIT = 0xFFFFFFFF
@@ -57,7 +58,7 @@ def load(where: Place, file: str) -> Any:
         pickled = bytes(_bytes(where, file, data))
         if crc32(pickled) != data.crc32:
             raise ValueError("its data.pkl is damaged")
-        return _slabs(unpickle(pickled, partial(_storage, where, file, records)))
+        return _plain(unpickle(pickled, partial(_storage, where, file, records)), 0, [_VALUES])
     except CheckpointError:
         raise
     except Exception as error:  # a damaged zip or pickle raises whatever it likes
@@ -110,12 +111,15 @@ def _storage(where: Place, file: str, records: Mapping[str, _Record], key: str, 
     return Slab(where, file, record.offset, dtype, (numel,), (1,), record.crc32)
 
 
-def _slabs(found: Any, depth: int = 0) -> Any:
-    """Dicts of any kind as plain ones."""
+def _plain(found: Any, depth: int, left: list[int]) -> Any:
+    """Dicts of any kind as plain ones. What is there once may be referred to often: the work is counted in `left`."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise ValueError(f"it holds more than {_VALUES:,} values")
     if isinstance(found, dict) and depth < 20:
-        return {key: _slabs(value, depth + 1) for key, value in found.items()}
+        return {key: _plain(value, depth + 1, left) for key, value in found.items()}
     if isinstance(found, (list, tuple)) and depth < 20:
-        return [_slabs(value, depth + 1) for value in found]
+        return [_plain(value, depth + 1, left) for value in found]
     return found
 
 

@@ -15,6 +15,8 @@ from smtrain.checkpoint.dtypes import BY_NAME, BY_STORAGE, UINT8, DType
 from smtrain.checkpoint.places import Slab
 
 REFERENCE = "torch_xla.utils.serialization.TensorReference"
+_STEPS = 20_000_000  # operations of one pickle: a shard of 10,000 tensors takes some 300,000
+_DIMENSIONS = 32
 Stored = Callable[[str, DType, int], Slab]
 """(key, type, how many numbers) of a storage -> all of it as a flat slab. Raises ValueError where it is not so."""
 
@@ -51,7 +53,7 @@ def unpickle(data: bytes, stored: Stored) -> Any:
         del stack[start:]
         return found
 
-    while True:
+    for _ in range(_STEPS):
         op = take(1)
         if op in _NUMBERS:
             form, size = _NUMBERS[op]
@@ -85,7 +87,7 @@ def unpickle(data: bytes, stored: Stored) -> Any:
             stack.append([])
         elif op in (b"s", b"u"):  # SETITEM, SETITEMS
             items = since_mark() if op == b"u" else [stack.pop(-2), stack.pop()]
-            _a(dict, stack[-1]).update(zip(items[::2], items[1::2], strict=True))
+            _a(dict, stack[-1]).update(zip(_keys(items[::2]), items[1::2], strict=True))
         elif op in (b"a", b"e"):  # APPEND, APPENDS
             items = since_mark() if op == b"e" else [stack.pop()]
             _a(list, stack[-1]).extend(items)
@@ -108,7 +110,7 @@ def unpickle(data: bytes, stored: Stored) -> Any:
         elif op == b"Q":  # BINPERSID
             kind, storage, key, _, numel = stack.pop()
             if kind != "storage" or not isinstance(storage, DType):
-                raise ValueError(f"it refers to {str(kind)[:100]!r}")
+                raise ValueError(f"it refers to {_shown(kind)}")
             stack.append(stored(_a(str, key), storage, _natural(numel)))
         elif op == b"\x80":  # PROTO
             if take(1) != b"\2":
@@ -117,6 +119,7 @@ def unpickle(data: bytes, stored: Stored) -> Any:
             return stack.pop()
         else:
             raise ValueError(f"its pickle has the opcode {op!r}, which torch.save does not write")
+    raise ValueError(f"its pickle has more than {_STEPS:,} operations")
 
 
 _NUMBERS = {b"J": ("<i", 4), b"K": ("<B", 1), b"M": ("<H", 2), b"G": (">d", 8)}
@@ -130,9 +133,14 @@ def _a(kind: type, found: Any) -> Any:
     return found
 
 
+def _shown(found: Any) -> str:
+    """A value in an error; of what holds others its type only: one that holds itself in many ways never ends."""
+    return repr(found)[:100] if isinstance(found, (str, int, float)) else type(found).__name__
+
+
 def _natural(n: Any) -> int:
-    if type(n) is not int or n < 0:
-        raise ValueError(f"it has {str(n)[:100]!r} where a number of elements belongs")
+    if type(n) is not int or not 0 <= n < 1 << 63:
+        raise ValueError(f"it has {_shown(n)} where a number of elements belongs")
     return n
 
 
@@ -151,6 +159,8 @@ def _call(call: Any, given: Any) -> Any:
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> Slab:
     """torch._utils._rebuild_tensor_v2."""
     whole: Slab = _a(Slab, storage)
+    if not all(isinstance(given, tuple) and len(given) <= _DIMENSIONS for given in (size, stride)):
+        raise ValueError("it holds a tensor without a shape")
     shape, strides = tuple(map(_natural, size)), tuple(map(_natural, stride))
     held, numel, start = whole.shape[0], prod(shape), _natural(offset)
     reach = sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) + 1
@@ -170,8 +180,18 @@ def _with_attributes(rebuild: Any, _kind: Any, given: Any, _attributes: Any) -> 
     return _call(rebuild, given)
 
 
-def _ordered(*items: Any) -> dict[Any, Any]:
-    return dict(*items)
+def _ordered(pairs: Any = ()) -> dict[Any, Any]:
+    items = list(pairs)
+    if not all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
+        raise ValueError("it has a dict that is made of something else than pairs")
+    return dict(zip(_keys([key for key, _ in items]), [value for _, value in items], strict=True))
+
+
+def _keys(keys: list[Any]) -> list[Any]:
+    """Of nested tuples, the hash alone would take for ever."""
+    if not all(isinstance(key, (str, int)) for key in keys):
+        raise ValueError("it has keys that are neither names nor numbers")
+    return keys
 
 
 _CALLED = (_tensor, _first, _with_attributes, _ordered)

@@ -10,8 +10,9 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,28 @@ class Verification:
             self.bytes, self.seconds = self.bytes + size, self.seconds + time.perf_counter() - began
         written = self._files[name]
         return None if found == written else f"has sha256 {found[:12]}... and was written with {written[:12]}..."
+
+
+class Watch:
+    """Checks whole, on threads, what a source of weights is read of in parts; it is what `WeightSource.watch` takes."""
+
+    def __init__(self, threads: int = 1, share: tuple[int, int] = (0, 1)) -> None:
+        """`share` (i, n): of what n processes read alike, this is the i-th, which checks its n-th part."""
+        self._share, self._lock = share, threading.Lock()
+        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
+        self._running: dict[str, Future[None]] = {}
+
+    def __call__(self, name: str, check: Callable[[], None]) -> None:
+        mine, of = self._share
+        with self._lock:
+            if name not in self._running and zlib.crc32(name.encode()) % of == mine:
+                self._running[name] = self._pool.submit(check)
+
+    def fault(self) -> str | None:
+        """Waits until all is checked; what is wrong with the first that is not as it was written, None if all is."""
+        self._pool.shutdown()
+        errors = (running.exception() for running in self._running.values())
+        return next((str(error) for error in errors if error is not None), None)
 
 
 def deal(needed: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[list[str]]:

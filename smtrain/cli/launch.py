@@ -26,6 +26,7 @@ def launch(
     show_uploads: options.ShowUploads = False,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
     again: options.Again = False,
+    from_step: options.FromStep = None,
     yes: options.Yes = False,
     no_check: options.NoCheck = False,
     plain: options.Plain = False,
@@ -37,7 +38,7 @@ def launch(
     from smtrain.job.run import launch as launch_stage
 
     where, view = options.name_of(target), options.view_of(plain, every)
-    loaded, dry = load_config(config, set_=set_ or ()), dry_run or show_uploads
+    loaded, dry = load_config(config, set_=options.keys_of(set_, from_step)), dry_run or show_uploads
     if stage.value == "train":
         loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
     if show_uploads:

@@ -57,7 +57,16 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", 
 ShowUploads = Annotated[
     bool, typer.Option("--show-uploads", help="List the files that would be uploaded, and send nothing.")
 ]
+FromStep = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(metavar="N", help="Go on from this step's checkpoint, and abandon later ones.", show_default=False),
+]
 Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]
+
+
+def keys_of(set_: list[str] | None, from_step: int | None) -> list[str]:
+    """The keys that options of a command override, as --set has them."""
+    return [*(set_ or ()), *([] if from_step is None else [f"checkpoint.step={from_step}"])]
 
 
 def name_of(target: TargetOption | None) -> TargetName | None:

@@ -22,6 +22,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests as JSON and send nothing.")] = False,
     show_uploads: options.ShowUploads = False,
     again: options.Again = False,
+    from_step: options.FromStep = None,
     yes: options.Yes = False,
     no_check: options.NoCheck = False,
     plain: options.Plain = False,
@@ -38,7 +39,8 @@ def run(
     from smtrain.job.stages import stages_of
 
     where, dry = options.name_of(target), dry_run or show_uploads
-    loaded = planned(load_config(config, set_=set_ or ()), where, ask=not (yes or dry), show=not dry)
+    loaded = load_config(config, set_=options.keys_of(set_, from_step))
+    loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
     if show_uploads:
         list_uploads(loaded, stages_of(loaded, where), where)
         return

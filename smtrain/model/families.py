@@ -84,6 +84,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000}
+"""What is counted one by one has an end, whatever a damaged config.json says."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder, and what follows from them alone."""
@@ -118,6 +122,11 @@ class ModelShape:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CheckpointError(
                     f"config.json has {key} = {value!r} for a {kind} model: it must be a whole number of at least 1"
+                )
+            if value > (most := _MOST.get(key, 1 << 40)):
+                raise CheckpointError(
+                    f"config.json has {key} = {value:.4g} for a {kind} model, and more than {most:,} are in no model: "
+                    "take the config.json of a model that exists"
                 )
             return value
 

@@ -10,6 +10,8 @@ from smtrain.planner.cost import HOUR, Cost, Saving
 from smtrain.planner.memory import host_memory
 from smtrain.planner.setup import GIB, Machine, Mesh, Work
 
+GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
+
 
 def run_warnings(
     config: JobConfig, work: Work, machine: Machine, step_s: float, spent: Cost | None, lost: Saving | None
@@ -29,6 +31,8 @@ def run_warnings(
             f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would stop and have to be "
             "started again"
         )
+    if (told := slow_stop(step_s, lost.save_s)) is not None:
+        out.append(told)
     if config.compute.spot and not isfinite(lost.stretch):
         out.append("compute.spot: the run would practically never end between interruptions; save more often")
     if lost.stretch > 1.05:
@@ -37,6 +41,16 @@ def run_warnings(
             f"lost work; {max(1, round(lost.best_interval_s / step_s))} steps lose least"
         )
     return out
+
+
+def slow_stop(step_s: float, save_s: float) -> str | None:
+    """What is wrong where a stop comes too late: the running step ends before its weights are saved."""
+    if step_s + save_s <= GRACE_SECONDS:
+        return None
+    return (
+        f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {GRACE_SECONDS} s that are given "
+        "after a stop or an interruption: what was trained since the last checkpoint is lost then"
+    )
 
 
 def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:

@@ -34,6 +34,7 @@ CHECKS: dict[str, Check] = {
     "resume": resume.resume,
     "memory": cost.memory,
     "time": cost.time,
+    "stop": cost.stop,
     "spot": cost.spot,
     "price": cost.price,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
 from smtrain.errors import ConfigError
+from smtrain.planner.caution import GRACE_SECONDS, slow_stop
 from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -74,6 +75,23 @@ def time(context: Context) -> Iterator[Finding]:
             "time", "ok", f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, a checkpoint every "
             f"{spell(interval * step)}",
         )  # fmt: skip
+
+
+def stop(context: Context) -> Iterator[Finding]:
+    """Whether the running step and a save fit into the time that is given after a stop or an interruption."""
+    if "train" not in context.stages or not context.config.train.steps:
+        return
+    plan = _plan(context)
+    if not plan.step_s or plan.save is None:
+        return
+    step, save = plan.step_s["total"], plan.save.save_s
+    if (told := slow_stop(step, save)) is not None:
+        yield Finding(
+            "stop", "warning", told,
+            "make steps shorter (train.global_batch_size, more machines), or save more often (train.save_interval)",
+        )  # fmt: skip
+    else:
+        yield Finding("stop", "ok", f"a step and a save take {spell(step + save)} of the {GRACE_SECONDS} s given")
 
 
 def spot(context: Context) -> Iterator[Finding]:

@@ -85,7 +85,9 @@ class LossWatch:
 
     def _advice(self) -> str:
         if self._resumed_from and self._checked <= RECENT:
-            return f"the run has only just gone on from {self._resumed_from}, which may be damaged: {self._remedy()}"
+            return (
+                f"the run has only just gone on from {self._resumed_from}, whose values may be wrong: {self._remedy()}"
+            )
         return "lower the learning rate or look at these samples, the run goes on from its last checkpoint"
 
     def _remedy(self) -> str:

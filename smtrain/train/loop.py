@@ -25,6 +25,7 @@ from smtrain.train.schedule import learning_rate
 
 ARRIVAL = 30.0
 """Seconds that a finished job waits for its last checkpoint to arrive, so that the one before may go."""
+PROOF_SECONDS = 60.0  # after SIGTERM; SageMaker's other 60 are for what is still being written then
 
 
 class Loader(Protocol):
@@ -47,15 +48,19 @@ class StopRequest:
     """SIGTERM, seen by any rank, agreed on by all at the end of a step."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked: float | None = None
         signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked = True
+        self._asked = self._asked or time.monotonic()
 
     def agreed(self, engine: Engine) -> bool:
         """Whether any rank was asked to stop. Collective: hosts get their signals at different moments."""
-        return engine.any(self._asked)
+        return engine.any(self._asked is not None)
+
+    def in_time(self, engine: Engine, seconds: float) -> bool:
+        """Whether something of so many seconds leaves every rank the time to finish its files. Collective."""
+        return not engine.any(self._asked is not None and time.monotonic() - self._asked + seconds > PROOF_SECONDS)
 
 
 class Begun(NamedTuple):
@@ -78,12 +83,13 @@ def train(
     `samples` is how many the run has consumed so far; `position` says what a checkpoint keeps beside the weights.
     `distrusted` names checkpoints that do not count when old ones are pruned. Checkpoints are written while training
     goes on, and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil
-    weights that gave both. Raises `SmtrainError` naming step and samples when the loss is no number or explodes.
+    weights that gave both. Told to stop, it saves first, and that step is done only while the time given lasts. Raises
+    `SmtrainError` naming step and samples when the loss is no number or explodes.
     A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
     `destination`, rank 0's, says which of them have arrived where they are kept.
     """
     options = config.train
-    step, began = resumed or 0, 0.0
+    step, began, longest, proven = resumed or 0, 0.0, 0.0, True
     arrived = destination.arrived if destination else None
 
     def ended(wait: bool) -> None:
@@ -99,7 +105,7 @@ def train(
         nonlocal began
         ended(wait=True)
         began = time.perf_counter()
-        engine.begin_save(line.own, step, position.at(step, samples, watch.history))
+        engine.begin_save(line.own, step, position.at(step, samples, watch.history, proven))
 
     def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float) -> Begun:
         """One step from the weights as they are."""
@@ -133,6 +139,7 @@ def train(
         return step
     first_step, ahead = FirstStep(), deque[Begun]()
     while step < options.steps:
+        started = time.monotonic()
         step += 1
         lr, batch = learning_rate(options, step), loader.batch(samples)
         ahead.append(advance(batch, samples, lr))
@@ -142,15 +149,18 @@ def train(
         saving = step % options.save_interval == 0 or step == options.steps or stopping
         while ahead and (saving or len(ahead) > engine.steps_ahead):
             settle(ahead.popleft())
+        longest = max(longest, time.monotonic() - started) if step > (resumed or 0) + 1 else 0.0  # the first compiles
+        proven = not stopping or stop.in_time(engine, 1.5 * longest)
         if saving:
             save()
         if step == options.steps or stopping:
-            # nobody keeps this step: it shows whether the weights just saved can go on
-            judge(advance(batch, samples - options.global_batch_size, lr), LossWatch())
+            if proven:  # nobody keeps this step: it shows whether the weights just saved can go on
+                judge(advance(batch, samples - options.global_batch_size, lr), LossWatch())
             ended(wait=True)
         if stopping:
             if engine.rank == 0:
-                print(f"asked to stop: saved step {step}, the same command goes on from here", flush=True)
+                later = "" if proven else "; no time was left to show that it can, the next step does"
+                print(f"asked to stop: saved step {step}, the same command goes on from here{later}", flush=True)
             return step
     first_step.done()
     ended(wait=True)

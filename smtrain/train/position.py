@@ -42,8 +42,8 @@ class Position:
     before: Mapping[str, Any] = field(default_factory=dict)
     abandoned: Sequence[str] = ()
 
-    def at(self, step: int, samples: int, losses: Sequence[float]) -> dict[str, Any]:
-        """After `step` steps and `samples` samples; `losses` are the last ones."""
+    def at(self, step: int, samples: int, losses: Sequence[float], proven: bool = True) -> dict[str, Any]:
+        """After `step` steps and `samples` samples; `losses` are the last ones; `proven` if a step went on from it."""
         return {
             "samples": samples,
             **self.fixed(),
@@ -51,6 +51,7 @@ class Position:
             "spans": self._spans(step),
             "settings": settings(self.config),
             "losses": list(losses),
+            "proven": proven,
             "chosen": self.config.checkpoint.step,
             "abandoned": sorted({*self.before.get("abandoned", ()), *self.abandoned}),
         }

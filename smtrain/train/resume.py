@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from smtrain.checkpoint import manifest as checkpoint_manifest
-from smtrain.checkpoint.verifying import Verification, deal, host_of
+from smtrain.checkpoint.verifying import Verification, Watch, deal, host_of
 from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.engine.base import Engine
@@ -117,6 +117,8 @@ class Resume:
         self._begun = self._verify(choice.saved[0]) if choice.saved else None
         self.passed_over: list[str] = []
         """Names of those that are damaged."""
+        self.hashed, self.hashing, self.waited = 0, 0.0, 0.0
+        """This rank's bytes, the seconds of its threads, and those in which nothing else was left to do."""
 
     def load(self, engine: Engine) -> Saved | None:
         """Fill the engine; gives what it was filled with, None where there is nothing to go on from. Collective.
@@ -137,7 +139,8 @@ class Resume:
             if fault is None:
                 if failed is not None:
                     raise failed
-                self._say(saved, verification, loaded - began, time.perf_counter() - loaded)
+                self.waited = time.perf_counter() - loaded
+                self._say(saved, verification, loaded - began)
                 return saved
             told.append(f"{saved.name}: {fault}")
             self.passed_over.append(saved.name)
@@ -168,14 +171,37 @@ class Resume:
             print(f"checkpoint {saved.name} was written without hashes: only sizes are compared", flush=True)
         return Verification(saved.path, hashes, max(1, (os.cpu_count() or 1) // len(here)))
 
-    def _say(self, saved: Saved, verification: Verification | None, loading: float, waited: float) -> None:
-        if dist.get_rank() == 0 and verification is not None and verification.bytes:
+    def _say(self, saved: Saved, verification: Verification | None, loading: float) -> None:
+        if verification is None or not verification.bytes:
+            return
+        self.hashed, self.hashing = verification.bytes, verification.seconds
+        if dist.get_rank() == 0:
             gigabytes = verification.bytes / 1e9
             print(
                 f"checkpoint {saved.name} is what was written: rank 0 hashed {gigabytes:.3g} GB at "
-                f"{gigabytes / verification.seconds:.2g} GB/s, loaded in {loading:.1f} s and waited {waited:.1f} s",
+                f"{gigabytes / self.hashing:.2g} GB/s, loaded in {loading:.1f} s and waited {self.waited:.1f} s",
                 flush=True,
             )
+
+
+def watch_of(config: JobConfig, gather: Gather) -> Watch | None:
+    """What checks the weights that this rank reads, each part by one of the ranks that read it. Collective."""
+    rank, here = dist.get_rank(), host_of(gather(int(os.environ.get("LOCAL_RANK", "0"))), dist.get_rank())
+    if config.checkpoint.verify != "full":
+        return None
+    tp, stage = config.parallel.tp, config.parallel.tp * config.dp
+    alike = [r for r in here if (r % tp, r // stage) == (rank % tp, rank // stage)]
+    threads = max(1, (os.cpu_count() or 1) // len(here))
+    # the nxd engine lays its ranks out by itself
+    share = (alike.index(rank), len(alike)) if config.train.engine == "native" else (0, 1)
+    return Watch(threads, share)
+
+
+def refuse_damaged(watch: Watch | None, gather: Gather) -> None:
+    """Raise `CheckpointError` on every rank where what any has read of the weights is not what was written."""
+    for rank, fault in enumerate(gather(watch.fault() if watch else None)):
+        if fault is not None:
+            raise CheckpointError(f"the weights that the run begins from are damaged: {fault} (rank {rank})")
 
 
 def line_of(container: Container, gather: Gather) -> Line:

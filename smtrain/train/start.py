@@ -27,7 +27,7 @@ from smtrain.train.identity import identity
 from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.position import Position, changes
-from smtrain.train.resume import Resume, check_engine, choose, line_of
+from smtrain.train.resume import Resume, check_engine, choose, line_of, refuse_damaged, watch_of
 from smtrain.train.trace import trace, tracing
 
 
@@ -55,7 +55,11 @@ def start(config: JobConfig, container: Container) -> None:
     here = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
         Position(config, manifest, here).refuse_another(saved.name, saved.state)
+    watch = watch_of(config, gather) if weights is not None and not choice.saved else None
+    if weights is not None and watch is not None:
+        weights.watch(watch)
     engine = build(config, described, None if choice.saved else weights)
+    refuse_damaged(watch, gather)
     vocabulary = ModelShape.from_config(described).vocab
     loader = _loader(config, data, engine, vocabulary, container.checkpoint_dir / firstread.KEPT)
     if tracing():

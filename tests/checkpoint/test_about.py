@@ -34,6 +34,14 @@ def test_inspect_says_what_a_checkpoint_is(model: Path, tmp_path: Path) -> None:
     assert about.parameters == sum(t.numel() for t in random_weights(LLAMA).values())
 
 
+@pytest.mark.parametrize(("name", "step"), [("global_step120", 120), ("llama-2-70b", None), ("tp8_pp4", None)])
+def test_a_step_is_read_from_a_name_that_says_so_and_from_no_other(
+    model: Path, tmp_path: Path, name: str, step: int | None
+) -> None:
+    convert(model, tmp_path / name, tp=2)
+    assert inspect(tmp_path / name).step == step
+
+
 def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) -> None:
     convert(model, tmp_path / "nxd", tp=2, pp=2, form="xser")
     assert list(diff(model, tmp_path / "nxd")) == []

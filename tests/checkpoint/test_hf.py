@@ -132,3 +132,25 @@ def test_a_broken_index_and_a_missing_shard_are_named(tmp_path: Path) -> None:
         index.write_text(content)
         with pytest.raises(CheckpointError, match="is not an index"):
             HFSource(tmp_path / "out")
+
+
+def test_a_header_that_names_a_tensor_twice_is_refused(tmp_path: Path) -> None:
+    """Of two entries, each reader would take its own."""
+    folder = hf_folder(tmp_path / "hf", LLAMA)
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].rstrip()
+    name, about = next((k, v) for k, v in json.loads(header).items() if k != "__metadata__")
+    twice = header[:-1] + b"," + json.dumps({name: about}).encode()[1:-1] + b"}"
+    path.write_bytes(len(twice).to_bytes(8, "little") + twice + data[8 + length :])
+    with pytest.raises(CheckpointError, match=rf"it has '{name}' twice"):
+        HFSource(folder)
+
+
+def test_a_config_of_a_model_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "hf", LLAMA)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**9}))
+    with pytest.raises(CheckpointError, match=r"num_hidden_layers = 1e\+09 .* more than 10,000 are in no model"):
+        HFSource(folder)

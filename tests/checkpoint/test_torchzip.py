@@ -88,7 +88,8 @@ def pickled(where: Path, body: bytes) -> Path:
         (b"X\xff\xff\xff\x7fa", "cut short"),
         (b"\x93", "opcode"),
         (b"(i", "opcode"),
-        (b"}(}u", "argument"),
+        (b"}(}u", "keys that are neither"),
+        (b"}(K\1u", "argument"),
         (b"h\7", "7"),
         (b"}r\xff\xff\xff\x7f0", "opcode"),
     ],
@@ -109,3 +110,35 @@ def test_what_xser_says_of_its_tensors_is_what_torch_reads(tmp_path: Path) -> No
         0: {"dtype": torch.bfloat16, "shape": torch.Size([2, 3]), "expert_model_parallel": False},
         1: {"dtype": torch.float32, "shape": torch.Size([]), "expert_model_parallel": False},
     }
+
+
+def nested(make: bytes) -> bytes:
+    """What holds one thing several times, which holds one thing several times, and so on 100 deep."""
+    body = b"]q\0"
+    for _ in range(100):
+        body += make
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (nested(b"h\0h\0\x87q\0"), "more than 1,000,000 values"),
+        (b"}(" + b")q\0" + b"h\0\x86q\0" * 100 + b"K\1u", "keys that are neither names nor numbers"),
+        (b"(" + b")q\0" + b"h\0\x86q\0" * 100 + b"K\1K\1K\1K\1tQ", "refers to tuple"),
+        (b"ccollections\nOrderedDict\n](" + b"]K\1\x86" + b"e\x85R", "neither names nor numbers"),
+        (b"ccollections\nOrderedDict\n](K\1e\x85R", "something else than pairs"),
+    ],
+    ids=["shared lists", "keys", "a persistent id", "pairs", "no pairs"],
+)
+def test_what_refers_to_itself_without_end_is_bounded_work(tmp_path: Path, body: bytes, words: str) -> None:
+    pickled(tmp_path / "x.pt", body)
+    with pytest.raises(CheckpointError, match=words):
+        torchzip.load(place(tmp_path), "x.pt")
+
+
+def test_a_pickle_without_end_is_bounded_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("smtrain.checkpoint.unpickle._STEPS", 1000)
+    pickled(tmp_path / "x.pt", b"N" * 1001)
+    with pytest.raises(CheckpointError, match="more than 1,000 operations"):
+        torchzip.load(place(tmp_path), "x.pt")

@@ -39,6 +39,7 @@ SURFACE = {
             "--set",
             "--dry-run",
             "--again",
+            "--from-step",
             "--download",
             "--plain",
             "--every",
@@ -56,6 +57,7 @@ SURFACE = {
         "--wait",
         "--detach",
         "--again",
+        "--from-step",
         "--plain",
         "--every",
     },
@@ -137,6 +139,9 @@ def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: P
     assert request["HyperParameters"]["lr"] == "0.0003"
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert not (tmp_path / "home").exists()
+    chosen = smtrain("launch", str(config), "--dry-run", "--from-step", "20")
+    assert chosen.returncode == 0, chosen.stderr
+    assert json.loads(chosen.stdout)["TrainingJobName"] != request["TrainingJobName"], "it is a line of its own"
     all_stages = json.loads(smtrain("run", str(config), "--dry-run").stdout)
     stages = [{tag["Key"]: tag["Value"] for tag in r["Tags"]}["smtrain:stage"] for r in all_stages]
     assert stages == ["prepare", "convert", "train", "export", "generate"]

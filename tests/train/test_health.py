@@ -41,6 +41,41 @@ def test_a_young_run_may_have_any_loss() -> None:
         watch.check(number, step(10.0 ** (number % 5)), range(8))
 
 
+def test_a_gradient_of_exactly_0_is_damage_unless_there_is_nothing_to_learn() -> None:
+    with pytest.raises(SmtrainError, match=r"the gradient is exactly 0 at step 5 .* the weights are damaged"):
+        LossWatch().check(5, step(6.2, 0.0), range(8))
+    LossWatch().check(5, step(0.0, 0.0), range(8))
+
+
+def test_a_model_that_guesses_after_it_has_learned_is_damaged() -> None:
+    known = [2.0] * HISTORY
+    with pytest.raises(SmtrainError, match=r"ln\(vocabulary\).*untrained or damaged; compare step_8 .*--from-step"):
+        LossWatch(512, known, "step_8").check(9, step(6.238), range(8))
+    watch = LossWatch(512, known)
+    for number in range(PATIENCE - 1):
+        watch.check(number, step(6.238), range(8))
+    with pytest.raises(SmtrainError, match=r"the loss of a model that knows nothing"):
+        watch.check(PATIENCE, step(6.238), range(8))
+    LossWatch(512).check(1, step(6.238), range(8))  # a start from scratch
+
+
+def test_what_goes_wrong_just_after_a_resume_is_no_matter_of_the_learning_rate() -> None:
+    with pytest.raises(SmtrainError, match=r"only just gone on from step_8.*checkpoint verify.*--from-step N") as told:
+        LossWatch(512, [2.0], "step_8").check(9, step(float("nan")), range(8))
+    assert "lower the learning rate" not in str(told.value)
+
+
+def test_the_usual_loss_is_known_across_resumes() -> None:
+    before = LossWatch()
+    for number in range(HISTORY):
+        before.check(number, step(3.0 + number / 100), range(8))
+    after = LossWatch(0, before.history, "step_8")
+    for number in range(1, PATIENCE):
+        after.check(number, step(60.0), range(8))
+    with pytest.raises(SmtrainError, match=r"the loss exploded to 60 \(usually 3\.\d+\)"):
+        after.check(PATIENCE, step(60.0), range(8))
+
+
 def test_a_rank_that_stands_still_says_where_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
     ended, said = threading.Event(), []
 

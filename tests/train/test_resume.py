@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.manifest import NAME, Manifest
 from smtrain.config import JobConfig
 from smtrain.container import Container
@@ -45,9 +50,11 @@ class Run:
         }
         config = JobConfig.model_validate(JobConfig.model_validate(told).for_stage("train"))
         self._capsys.readouterr()
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             start(config, Container(self.root, ("algo-1",), "algo-1"))
         finally:
+            signal.signal(signal.SIGTERM, handler)
             if dist.is_initialized():
                 dist.destroy_process_group()
             self.said = self._capsys.readouterr().out
@@ -249,3 +256,44 @@ def test_checkpoints_of_the_version_before_are_gone_on_from(run: Run) -> None:
     assert "from checkpoint step_00000004" in run.attempt()
     assert run.losses() == known
     assert Manifest.read(run.step(6)).state["spans"] == [[6, 4]]
+
+
+@pytest.mark.parametrize(
+    "how", [{"to": "nxd", "tp": 1}, {"to": "nxd", "tp": 2, "form": "xser"}, {"to": "native", "tp": 1}]
+)
+def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run: Run, how: dict[str, Any]) -> None:
+    shutil.rmtree(run.checkpoints)
+    shards = run.root / "input/data/shards"
+    convert(run.root / "input/data/model", shards, **how)
+    assert "step=1 " in run.attempt({"steps": 1})
+    shutil.rmtree(run.checkpoints)
+    largest = max((p for p in shards.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    flip(largest, largest.stat().st_size // 2)
+    with pytest.raises(
+        SmtrainError, match=rf"the weights that the run begins from are damaged: .*{largest.name}.*(crc32|sha256)"
+    ):
+        run.attempt({"steps": 1})
+    run.attempt({"steps": 0}, checkpoint={"verify": "size"})
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0], ids=["time", "no time"])
+def test_told_to_stop_it_saves_first_and_shows_that_it_can_go_on_only_if_there_is_time(
+    run: Run, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smtrain.train.loop.PROOF_SECONDS", seconds)
+    metrics = run.root / "output/data/metrics.jsonl"
+
+    def stop() -> None:
+        while '"step": 9,' not in metrics.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=stop, daemon=True)
+    watcher.start()
+    said = run.attempt({"steps": 10**6, "save_interval": 10**6})
+    watcher.join()
+    found = re.search(r"asked to stop: saved step (\d+), the same command goes on from here(.*)", said)
+    assert found, said
+    assert bool(found[2]) == (seconds == 0)
+    assert Manifest.read(run.step(int(found[1]))).state["proven"] == (seconds > 0)
+    assert f"from checkpoint {run.step(int(found[1])).name}" in run.attempt({"steps": int(found[1]) + 1})

@@ -1,0 +1,156 @@
+"""What verifying a checkpoint adds to going on from it: `checkpoint.verify: full` against `size`, in one run.
+
+A native checkpoint of a Llama of about `--billions` parameters (bf16, 14 bytes a parameter on the disk) is written by
+one rank. Fresh processes then build the engine and load it as stage train does, in turn with and without hashes, each
+time with the files out of the page cache. `share` is (full - size) / size of the median seconds from the first hash to
+the loaded state, `waited_share` what was waited for hashes when all else was done, `gb_per_s` the speed of hashing on
+its threads. Needs some 20 GB of memory and 14 GB of disk for each billion, and takes fewer where they are not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BYTES_ON_DISK, BYTES_IN_MEMORY = 14, 20  # a parameter, bf16: weights and state; with gradients, and the save's copies
+
+
+def config_of(billions: float) -> dict[str, Any]:
+    """A Llama of 24 layers or fewer, as wide as it takes."""
+    vocabulary = 32000
+    for layers in (4, 8, 16, 24, 32):
+        for hidden in range(256, 4097, 64):
+            if layers * 12 * hidden**2 + 2 * vocabulary * hidden >= billions * 1e9 and hidden <= 128 * layers:
+                return {
+                    "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers,
+                    "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64,
+                    "intermediate_size": hidden * 8 // 3 // 64 * 64, "vocab_size": vocabulary,
+                    "max_position_embeddings": 128, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+                }  # fmt: skip
+    raise SystemExit(f"no shape for {billions} billion parameters")
+
+
+def engine_of(described: dict[str, Any]) -> Any:
+    from smtrain.engine.base import OptimizerOptions, ParallelOptions
+    from smtrain.engine.native import NativeEngine, init_distributed
+
+    init_distributed()
+    return NativeEngine(described, ParallelOptions(precision="bf16"), OptimizerOptions(), None, 0)
+
+
+def write(folder: Path, described: dict[str, Any]) -> None:
+    """A checkpoint of step 1."""
+    engine = engine_of(described)
+    engine.save(folder, 1, {"samples": 1})
+    engine.close()
+
+
+def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
+    """As stage train goes on: hashing begins, the engine is built, the state is loaded, the hashes are waited for."""
+    import torch.distributed as dist
+
+    from smtrain.config import JobConfig
+    from smtrain.engine.native import init_distributed
+    from smtrain.lines import Line
+    from smtrain.train.engines import join
+    from smtrain.train.resume import Resume, choose
+
+    config = JobConfig.model_validate(
+        {"model": {"path": "x"}, "compute": {"processes_per_instance": 1}, "checkpoint": {"verify": how}}
+    )
+    init_distributed()
+    gather, records = join(config)
+    began = time.perf_counter()
+    resume = Resume(choose(Line.of(folder, ""), records, gather, None), records, gather, config)
+    built_from = time.perf_counter()
+    engine = engine_of(described)
+    built = time.perf_counter() - built_from
+    resume.load(engine)
+    seconds = time.perf_counter() - began
+    told = {
+        "seconds": seconds, "build": built, "waited": resume.waited, "bytes": resume.hashed, "busy": resume.hashing,
+        "parameters": engine.parameters,
+    }  # fmt: skip
+    dist.destroy_process_group()
+    return told
+
+
+def forget(folder: Path) -> None:
+    """Put the files out of the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def fitting(billions: float, folder: Path) -> float:
+    """What memory and disk hold of it."""
+    memory = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) for line in memory if line.startswith("MemAvailable")) * 1024
+    free = shutil.disk_usage(folder).free
+    return min(billions, 0.7 * available / BYTES_IN_MEMORY / 1e9, 0.7 * free / BYTES_ON_DISK / 1e9)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--billions", type=float, default=2.4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)  # what a process of ours does
+    options = parser.parse_args()
+    if options.part:
+        here = str(Path(__file__).resolve().parent)
+        sys.path[:] = [path for path in sys.path if path != here]  # secrets.py beside this is not Python's own
+        what, folder, described = options.part[0], Path(options.part[1]), json.loads(options.part[2])
+        if what == "write":
+            write(folder, described)
+        print(json.dumps({} if what == "write" else load(folder, described, what)))
+        return
+    described = config_of(fitting(options.billions, options.folder))
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-resume-") as name:
+
+        def part(what: str) -> dict[str, float]:
+            command = [sys.executable, __file__, "--part", what, name, json.dumps(described)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+            return told
+
+        part("write")
+        found: dict[str, list[dict[str, float]]] = {"full": [], "size": []}
+        for round_ in range(options.rounds):
+            for how in sorted(found, reverse=bool(round_ % 2)):
+                forget(Path(name))
+                found[how].append(part(how))
+    full, size = (statistics.median(run["seconds"] for run in found[how]) for how in ("full", "size"))
+    result = {
+        "billions": round(found["full"][0]["parameters"] / 1e9, 3),
+        "share": round((full - size) / size, 4),
+        "waited_share": round(statistics.median(r["waited"] / r["seconds"] for r in found["full"]), 4),
+        "gb_per_s": round(statistics.median(r["bytes"] / 1e9 / r["busy"] for r in found["full"]), 3),
+        "gigabytes": round(found["full"][0]["bytes"] / 1e9, 3),
+        "full_s": round(full, 3),
+        "size_s": round(size, 3),
+        "build_s": round(statistics.median(run["build"] for run in found["size"]), 3),
+    }
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:14} {value}")
+
+
+if __name__ == "__main__":
+    main()
