@@ -129,7 +129,7 @@ def test_the_config_says_which_sdk_sends(plain: dict[str, Any]) -> None:
     assert SDK
     assert choice(SDK, "local") == SDK
     other = "v2" if SDK == "v3" else "v3"
-    with pytest.raises(smtrain.ConfigError, match=rf"compute.sdk: is {other}, and {SDK} is installed; run `pip install"):
+    with pytest.raises(smtrain.ConfigError, match=rf"compute.sdk: is {other}, and {SDK} is installed; run `pip"):
         choice(other, "aws")
 
 
@@ -149,5 +149,5 @@ def test_without_an_sdk_boto3_sends_and_there_is_no_estimator(
     with pytest.raises(Exception, match="CreateTrainingJob"):
         create(target_with(wire), smtrain.request(plain), smtrain.load_config(plain))
     assert canonical(wire.bodies[0]) == canonical(smtrain.request(plain))
-    with pytest.raises(smtrain.ConfigError, match="run `pip install .sagemaker-train"):
+    with pytest.raises(smtrain.ConfigError, match=r"run `pip install .sagemaker-train"):
         smtrain.estimator(plain)
