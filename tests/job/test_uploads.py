@@ -179,11 +179,14 @@ BESIDE = (
     ".git/config",
     "run.sh",
     "token.json",
+    "tokens.json",
+    "license_key.txt",
 )
 MODEL = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.model", "merges.txt", "vocab.json", "model-00001-of-00002.safetensors",
-    "model.safetensors.index.json", "pytorch_model.bin", "chat_template.jinja", "README.md", "LICENSE", "USE_POLICY.md",
+    "model.safetensors.index.json", "pytorch_model.bin",
+    "chat_template.jinja", "tekken.json", "README.md", "LICENSE", "USE_POLICY.md",
 )  # fmt: skip
 
 
