@@ -22,11 +22,16 @@ from smtrain.errors import CheckpointError
 _BLOCK = 4 << 20
 
 
-def sha256_of(path: Path) -> str:
-    """Of a file's bytes, in hex. Raises OSError as the disk does."""
+def sha256_of(path: Path, from_disk: bool = False) -> str:
+    """Of a file's bytes, in hex; `from_disk`, of pages that have been flushed and are read anew.
+
+    Raises OSError as the disk does.
+    """
     digest, buffer = hashlib.sha256(), bytearray(_BLOCK)
     view = memoryview(buffer)
     with open(path, "rb", buffering=0) as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while n := file.readinto(view):
             digest.update(view[:n])
     return digest.hexdigest()

@@ -107,10 +107,11 @@ class Engine(Protocol):
         """
         ...
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
         """`save` that returns once the values are copied, and writes while steps go on; `end_save` completes it.
 
-        Ends the save before it first. Raises `CheckpointError` on every rank where a weight is not a finite number.
+        Ends the save before it first. The checkpoint becomes whole only if its files, `read_back` from the disk, are
+        what was written. Raises `CheckpointError` on every rank where a weight is not a finite number.
         """
         ...
 

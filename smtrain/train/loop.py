@@ -101,11 +101,12 @@ def train(
             if engine.rank == 0:
                 print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
 
-    def save() -> None:
+    def save(hurry: bool = False) -> None:
         nonlocal began
         ended(wait=True)
         began = time.perf_counter()
-        engine.begin_save(line.own, step, position.at(step, samples, watch.history, proven))
+        read_back = config.checkpoint.verify == "full" and not hurry
+        engine.begin_save(line.own, step, position.at(step, samples, watch.history, proven), read_back)
 
     def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float) -> Begun:
         """One step from the weights as they are."""
@@ -152,7 +153,7 @@ def train(
         longest = max(longest, time.monotonic() - started) if step > (resumed or 0) + 1 else 0.0  # the first compiles
         proven = not stopping or stop.in_time(engine, 1.5 * longest)
         if saving:
-            save()
+            save(hurry=stopping)
         if step == options.steps or stopping:
             if proven:  # nobody keeps this step: it shows whether the weights just saved can go on
                 judge(advance(batch, samples - options.global_batch_size, lr), LossWatch())

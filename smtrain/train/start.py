@@ -89,15 +89,17 @@ def start(config: JobConfig, container: Container) -> None:
             peak=peak_flops(config.compute.instance_type) * engine.world_size,
         )  # fmt: skip
     position = Position(config, manifest, here, step, state, [s.digest for s in choice.abandoned])
-    train(
-        config, engine, loader, line=line, resumed=good.step if good else None,
-        samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
-        watch=LossWatch(vocabulary, state.get("losses", ()), name),
-        distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
-        destination=destination,
-    )  # fmt: skip
-    if log:
-        log.close()
+    try:
+        train(
+            config, engine, loader, line=line, resumed=good.step if good else None,
+            samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
+            watch=LossWatch(vocabulary, state.get("losses", ()), name),
+            distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
+            destination=destination,
+        )  # fmt: skip
+    finally:
+        if log:
+            log.close()
     if destination:
         destination.close()
     engine.close()

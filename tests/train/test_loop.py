@@ -63,7 +63,7 @@ class Late:
 
         return read
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
         self.asked.append(f"save {step}")
         self._engine.begin_save(folder, step, state)
 

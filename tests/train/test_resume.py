@@ -21,6 +21,7 @@ from smtrain.checkpoint.manifest import NAME, Manifest
 from smtrain.config import JobConfig
 from smtrain.container import Container
 from smtrain.data.prepare import prepare
+from smtrain.engine.native import persist
 from smtrain.errors import SmtrainError
 from smtrain.train.start import start
 
@@ -297,3 +298,20 @@ def test_told_to_stop_it_saves_first_and_shows_that_it_can_go_on_only_if_there_i
     assert bool(found[2]) == (seconds == 0)
     assert Manifest.read(run.step(int(found[1]))).state["proven"] == (seconds > 0)
     assert f"from checkpoint {run.step(int(found[1])).name}" in run.attempt({"steps": int(found[1]) + 1})
+
+
+def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_pruned_for_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = persist.write_safetensors
+
+    def lossy(path: Path, tensors: Any) -> Any:
+        about = real(path, tensors)
+        flip(path)
+        return about
+
+    monkeypatch.setattr(persist, "write_safetensors", lossy)
+    with pytest.raises(SmtrainError, match=r"was not written.*safetensors is not on the disk as it was written"):
+        run.attempt({"steps": 8}, checkpoint={"keep": 1})
+    monkeypatch.undo()
+    assert "from checkpoint step_00000006" in run.attempt({"steps": 7})

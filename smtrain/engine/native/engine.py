@@ -97,8 +97,8 @@ class NativeEngine:
         self._saver.begin(Path(folder), step, state, copy=False)
         self._saver.end()
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
-        self._saver.begin(Path(folder), step, state)
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
+        self._saver.begin(Path(folder), step, state, read_back=read_back)
 
     def end_save(self, wait: bool = True) -> int | None:
         return self._saver.end(wait)

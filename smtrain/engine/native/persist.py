@@ -17,6 +17,7 @@ import torch
 from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, StateReader, model_file, optimizer_file, write_safetensors
+from smtrain.checkpoint.verifying import sha256_of
 from smtrain.engine.native.comm import Mesh, local_rank
 from smtrain.errors import CheckpointError, SmtrainError
 from smtrain.model.families import ModelShape
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 class _Writing(threading.Thread):
     """One rank's files of a checkpoint on their way to the disk. A daemon: who is killed does not wait for it."""
 
-    def __init__(self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]]) -> None:
+    def __init__(self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]], read_back: bool) -> None:
         super().__init__(name=f"save {path.name}", daemon=True)
-        self._path, self._root, self._tensors = path, root, tensors
+        self._path, self._root, self._tensors, self._read_back = path, root, tensors, read_back
         self.files: dict[str, dict[str, Any]] = {}
         self.fault: str | None = None
 
@@ -39,6 +40,9 @@ class _Writing(threading.Thread):
             while self._tensors:
                 name, tensors = self._tensors.popitem()
                 self.files[f"{self._root}{name}"] = write_safetensors(self._path / self._root / name, tensors)
+            for name, about in self.files.items() if self._read_back else ():
+                if sha256_of(self._path / name, from_disk=True) != about["sha256"]:
+                    self.fault = f"{name} is not on the disk as it was written; see to the disk ({self._path})"
         except OSError as error:
             self.fault = f"{error.strerror or error}; see to the disk ({self._path}), or raise compute.volume_gb"
         except Exception as error:
@@ -52,7 +56,7 @@ class Saver:
         self._engine = engine
         self._begun: tuple[_Writing, Path, Manifest] | None = None
 
-    def begin(self, folder: Path, step: int, state: dict[str, Any], copy: bool = True) -> None:
+    def begin(self, folder: Path, step: int, state: dict[str, Any], copy: bool = True, read_back: bool = False) -> None:
         """See `Engine.begin_save`; without `copy`, nothing may be changed before `end`.
 
         A step that is whole already is saved again beside itself, and replaced by its manifest.
@@ -70,7 +74,7 @@ class Saver:
             file: {name: tensor.detach().to("cpu", copy=copy) for name, tensor in held.items()}
             for file, held in _own_files(engine).items()
         }
-        writing = _Writing(path, root, tensors)
+        writing = _Writing(path, root, tensors, read_back)
         self._begun = writing, path, _manifest(engine, step, state, root)
         writing.start()
 

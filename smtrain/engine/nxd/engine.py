@@ -171,7 +171,8 @@ class NxdEngine:
         if not self.saving.asynchronous:
             persist.finish(self)
 
-    def begin_save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
+        # its hashes are of what is read back anyway
         persist.save(self, Path(folder), step, state)
 
     def end_save(self, wait: bool = True) -> int | None:
