@@ -33,7 +33,7 @@ class Batches:
 class Where:
     """What a checkpoint keeps beside the weights."""
 
-    def at(self, step: int, samples: int, losses: Any) -> dict[str, Any]:
+    def at(self, step: int, samples: int, losses: Any, proven: bool = True) -> dict[str, Any]:
         return {"samples": samples, "losses": len(losses)}
 
 
@@ -65,7 +65,7 @@ class Late:
 
     def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
         self.asked.append(f"save {step}")
-        self._engine.begin_save(folder, step, state)
+        self._engine.begin_save(folder, step, state, read_back)
 
     def end_save(self, wait: bool = True) -> int | None:
         whole: int | None = self._engine.end_save(wait=True)  # the disk is as fast as can be
