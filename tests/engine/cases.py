@@ -148,13 +148,21 @@ def fit_one_batch(rank: int, config: dict[str, Any], options: ParallelOptions, c
     return [e.step(*own(e, batch(config, 0)), 1e-3).loss for _ in range(count)]
 
 
-def plain(rank: int, config: dict[str, Any], count: int = STEPS) -> list[tuple[float, float]]:
-    """transformers and torch alone."""
+def plain(
+    rank: int, config: dict[str, Any], count: int = STEPS, options: OptimizerOptions = OPTIMIZER,
+    noise: int | None = None,
+) -> list[tuple[float, float]]:  # fmt: skip
+    """transformers and torch alone; with `noise`, a seed, from weights that are off by about one rounding."""
     model = transformers_model(config).train()
+    if noise is not None:
+        generator = torch.Generator().manual_seed(noise)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 + 6e-8 * torch.randn(p.shape, generator=generator))
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
+    adamw = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
     out = []
     for step in range(count):
         ids, labels = batch(config, step)

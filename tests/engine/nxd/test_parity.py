@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine import cases
-from tests.engine.cases import CONFIGS, mesh
+from tests.engine.cases import CONFIGS, STEPS, mesh
 from tests.engine.nxd import cases as nxd
 from tests.engine.world import World
 from tests.model.generations import spelled
@@ -44,7 +44,7 @@ def expected(world: dict[int, World]) -> Any:
 
     def steps(name: str) -> Any:
         if name not in known:
-            known[name] = world[1].run(cases.train, CONFIGS[name], mesh("111"))[0]
+            known[name] = world[1].run(nxd.native_train, CONFIGS[name], mesh("111"))[0]
         return known[name]
 
     return steps
@@ -73,6 +73,14 @@ def test_a_config_of_transformers_5_is_the_same_model(world: dict[int, World], f
     same(world[1].run(nxd.train, spelled(family, rope, 5), mesh("111"), 5)[0], known)
 
 
+def test_rounding_alone_stays_far_below_the_bound(world: dict[int, World]) -> None:
+    """Or a difference between engines would say nothing of them."""
+    known = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, nxd.STEADY)[0]
+    for seed in range(1, 7):
+        found = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, nxd.STEADY, seed)[0]
+        same(found, known, tolerance=3e-6)
+
+
 @pytest.mark.parametrize(
     ("where", "changes"),
     [
@@ -93,7 +101,7 @@ def test_recomputing_and_cutting_otherwise_change_nothing(
 
 
 def test_bf16_follows_the_native_engine(world: dict[int, World]) -> None:
-    known = world[1].run(cases.train, CONFIGS["llama"], mesh("111 bf16"))[0]
+    known = world[1].run(nxd.native_train, CONFIGS["llama"], mesh("111 bf16"))[0]
     found = world[2].run(nxd.train, CONFIGS["llama"], mesh("211 sp bf16"))[0]
     same(found, known, tolerance=2e-2)
 
