@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from typing import TYPE_CHECKING
 
 from smtrain.config import JobConfig
 from smtrain.config.schema import text_channels
 from smtrain.container import Container
 from smtrain.train.entry import main
+
+if TYPE_CHECKING:
+    from smtrain.data.parts import Parts
+
+
+def parts(container: Container) -> Parts | None:
+    """Where the job's request keeps checkpoints, what is done is kept for the next machine."""
+    from smtrain.data.parts import EVERY, Parts
+
+    megabytes = os.environ.get("SMTRAIN_PART_MB")
+    every = round(float(megabytes) * 1e6) if megabytes else EVERY
+    if not container.checkpoint_dir.is_dir():
+        return None
+    made = Parts(container.checkpoint_dir, every)
+    signal.signal(signal.SIGTERM, lambda *_: made.stop.set())
+    return made
 
 
 def stage(config: JobConfig, container: Container) -> None:
@@ -16,6 +35,8 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.data.sft import prepare_sft
     from smtrain.data.sources import HUB
 
+    # the first process of a container does not end by a signal that it has no handler for
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     data = config.data
     named = [source.path for source in data.all_sources] or [""]  # in a shell the channel alone says it
     if config.model.token and any(path.startswith(HUB) for path in named):
@@ -38,6 +59,7 @@ def stage(config: JobConfig, container: Container) -> None:
             text_column=data.text_column,
             separator=data.separator,
             cleaning=Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
+            parts=parts(container),
             **common,
         )
     print(

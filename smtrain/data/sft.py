@@ -28,7 +28,7 @@ from smtrain.data.chat import COLUMNS, Shape
 from smtrain.data.indexed import IndexedWriter
 from smtrain.data.journal import Journal
 from smtrain.data.manifest import MASK, NAME, PREFIX, Manifest
-from smtrain.data.prepare import cores
+from smtrain.data.pieces import cores
 from smtrain.data.progress import Progress, console
 from smtrain.data.records import record_blocks
 from smtrain.data.samples import LONG, NO_ANSWER, Maker, Piece

@@ -18,7 +18,7 @@ from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError
 
 if TYPE_CHECKING:
-    from smtrain.data.prepare import Piece
+    from smtrain.data.pieces import Piece
 
 _BAD_LINES_KEPT = 100
 
@@ -167,6 +167,15 @@ class Tally:
             "parts": [part.mark() for part in self.parts[: self.part + 1]],
             "hashes": self._hashes.mark() if self._hashes else None,
         }
+
+    def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
+        """Bytes of each file at a mark, by its name in the folder."""
+        found = {
+            f"{part.prefix}{end}": about["bytes"]
+            for part, marked in zip(self.parts, mark["parts"], strict=False)
+            for end, about in marked["files"].items()
+        }
+        return found | ({"hashes": mark["hashes"]["bytes"]} if mark["hashes"] else {})
 
     def restore(self, mark: dict[str, Any]) -> bool:
         """Go back to a mark; False where the files are not what it says."""

@@ -72,8 +72,11 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
         Statement(
             "WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(_shortest(map(a.objects, written)))
         ),
-        # A checkpoint that training deletes locally is deleted in S3 by the platform's sync.
-        Statement("PruneCheckpoints", ("s3:DeleteObject",), (a.objects(checkpoint_uri(config)),)),
+        # What a job deletes of its checkpoints, prepare of its parts, is deleted in S3 by the platform's sync.
+        Statement(
+            "PruneCheckpoints", ("s3:DeleteObject",),
+            tuple(a.objects(uri) for uri in (checkpoint_uri(config), f"{run_uri(config)}prepare/")),
+        ),
         *_listing(a, [*read, *written]),
         Statement(
             "WriteLogs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,10 +83,12 @@ def create_training_job(
         if compute.spot:
             request["EnableManagedSpotTraining"] = True
             request["StoppingCondition"]["MaxWaitTimeInSeconds"] = compute.max_wait or 2 * compute.max_run
-        if compute.retries:
-            request["RetryStrategy"] = {"MaximumRetryAttempts": compute.retries}
         if config.network.encrypt_inter_container_traffic:
             request["EnableInterContainerTrafficEncryption"] = True
+    if stage == "prepare":
+        request["CheckpointConfig"] = {"S3Uri": parts_uri(config, job_name), "LocalPath": CHECKPOINT_PATH}
+    if compute.retries and stage in ("prepare", "train"):
+        request["RetryStrategy"] = {"MaximumRetryAttempts": compute.retries}
     # Switches that are off are left out, as the SDKs leave them out.
     if config.network.isolation:
         request["EnableNetworkIsolation"] = True
@@ -122,6 +125,12 @@ def jobs_uri(config: JobConfig) -> str:
 def checkpoint_uri(config: JobConfig) -> str:
     """The run's checkpoint prefix. It ends in "/", or a sibling whose name begins alike would be synced too."""
     return f"{config.checkpoint.s3_uri.rstrip('/')}/" if config.checkpoint.s3_uri else f"{run_uri(config)}checkpoints/"
+
+
+def parts_uri(config: JobConfig, job_name: str) -> str:
+    """Where a prepare stage keeps what it has done, for all attempts at it."""
+    first = re.sub(r"(-prepare-[0-9a-f]{8})-[0-9]+$", r"\1", job_name)
+    return f"{run_uri(config)}prepare/{first}/"
 
 
 def output_uri(config: JobConfig, job_name: str) -> str:

@@ -1,0 +1,137 @@
+"""Blocks of text to pieces of tokens, by several threads, in the order of the text."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from smtrain.config.schema import digest
+from smtrain.data import blocks, cleaning, encoder, reading
+from smtrain.data.blocks import Block
+from smtrain.data.cleaning import Cleaning
+from smtrain.data.encoder import Encoder
+from smtrain.data.parts import Parts
+from smtrain.data.reading import BadLine
+from smtrain.data.sources import SourceFile
+from smtrain.data.tokenizer import TokenizerFacts
+from smtrain.errors import DataError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one block became: ids end to end, a length per document, and the block's faults.
+
+    `hashes` is there when duplicates are to be found.
+    """
+
+    block: Block
+    tokens: NDArray[Any]
+    lengths: NDArray[np.int32]
+    bad: list[BadLine]
+    lines: int
+    short: int = 0
+    hashes: NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True)
+class How:
+    """What decides which bytes a block becomes, and by how many threads."""
+
+    tokenizer: Path
+    facts: TokenizerFacts
+    eos_id: int | None
+    text_column: str
+    separator: str | None
+    cleaning: Cleaning
+    workers: int | None
+    parts: Parts | None = None
+
+    def digest(self, files: list[list[SourceFile]]) -> str:
+        """Equal for runs that write the same bytes."""
+        # another machine mounts the same objects elsewhere, and at another time
+        known = ("name", "kind", "bytes") if self.parts else ("path", "name", "kind", "bytes", "stamp")
+        names = [[{key: getattr(file, key) for key in known} for file in part] for part in files]
+        settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
+        return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES])
+
+
+def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[Piece]:
+    """Every block's tokens, in the order of the text."""
+    waiting: deque[Future[list[Piece]]] = deque()
+    ahead = (how.workers or cores()) + 2
+    try:
+        for task in _tasks(found):
+            waiting.append(pool.submit(_tokenize, task, how, chosen))
+            if len(waiting) >= ahead:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
+    """Blocks in groups of about BLOCK_BYTES, so that many small files do not make many small tasks."""
+    task: list[Block] = []
+    size = 0
+    for block in found:
+        if isinstance(block.payload, blocks.Tokens):
+            yield from ([task] if task else [])
+            task, size = [], 0
+            yield [block]
+            continue
+        task.append(block)
+        size += block.payload.nbytes if hasattr(block.payload, "nbytes") else len(block.payload)
+        if size >= blocks.BLOCK_BYTES // 2:
+            yield task
+            task, size = [], 0
+    if task:
+        yield task
+
+
+def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[Piece]:
+    if isinstance(task[0].payload, blocks.Tokens):
+        return [_as_it_is(task[0], task[0].payload, how)]
+    read = [reading.read_block(block, how.text_column, how.separator) for block in task]
+    cleaned = [how.cleaning.apply(found.texts) for found in read]
+    texts = pa.concat_arrays([found for found, _ in cleaned]) if len(task) > 1 else cleaned[0][0]
+    ids, lengths = chosen.encode(texts, task[0].first)
+    tokens, ends = encoder.with_ends(ids, lengths, how.facts.dtype, how.eos_id)
+    found = cleaning.hashes(texts) if how.cleaning.deduplicate else None
+    pieces, at, text_at = [], 0, 0
+    for block, documents, (kept, short) in zip(task, read, cleaned, strict=True):
+        rows = slice(text_at, text_at + len(kept))
+        size = int(ends[rows].sum(dtype=np.int64))
+        pieces.append(
+            Piece(
+                block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
+                None if found is None else found[rows],
+            )
+        )  # fmt: skip
+        at, text_at = at + size, text_at + len(kept)
+    return pieces
+
+
+def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> Piece:
+    if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < how.facts.vocab_size:
+        raise DataError(
+            f"{block.file.path} has ids up to {tokens.ids.max()} and the tokenizer {how.facts.vocab_size} tokens; "
+            "give the tokenizer that made them."
+        )
+    ids, lengths = tokens.ids.astype(how.facts.dtype), tokens.lengths.astype(np.int32)
+    return Piece(block.without_payload(), ids, lengths, [], len(lengths))
+
+
+def cores() -> int:
+    """The CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
