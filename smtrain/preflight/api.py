@@ -12,7 +12,7 @@ from smtrain.errors import ConfigError, JobError
 from smtrain.job.inputs import Say
 from smtrain.job.stages import Chain, stages_of
 from smtrain.job.target import TargetName, target_of
-from smtrain.preflight import cost, dataset, hosts, image, limits, quotas, resume, role, storage, token
+from smtrain.preflight import cost, dataset, disk, hosts, image, limits, quotas, resume, role, storage, token
 from smtrain.preflight.context import Check, Context, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report
 
@@ -31,6 +31,7 @@ CHECKS: dict[str, Check] = {
     "data": dataset.data,
     "text": dataset.text,
     "inputs": storage.inputs,
+    "disk": disk.volume,
     "resume": resume.resume,
     "memory": cost.memory,
     "time": cost.time,

@@ -44,7 +44,7 @@ def inputs(context: Context) -> Iterator[Finding]:
     for key, uri in [*texts, ("model.path", given.model.path), ("data.prepared", config.data.prepared)]:
         if not uri or not uri.startswith("s3://"):
             continue
-        sizes = _sizes(context, uri)
+        sizes = list(sizes_by_name(context, uri).values())
         total = sum(sizes)
         about = f"{uri} holds {len(sizes):,} objects, {total / GIB:.1f} GiB"
         small = sum(size < SMALL for size in sizes)
@@ -74,16 +74,17 @@ def _buckets(context: Context) -> set[str]:
     return {split_uri(uri)[0] for uri in uris}
 
 
-def _sizes(context: Context, uri: str) -> list[int]:
+def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
+    """Bytes of the objects under a prefix by their keys, as many as are looked at."""
     bucket, prefix = split_uri(uri)
-    sizes: list[int] = []
+    sizes: dict[str, int] = {}
     token: dict[str, str] = {}
     while len(sizes) < LISTED:
         try:
             page = context.ask("s3", "list_objects_v2", absent=["NoSuchBucket"], Bucket=bucket, Prefix=prefix, **token)
         except Absent:
-            return []
-        sizes += [item["Size"] for item in page.get("Contents", [])]
+            return {}
+        sizes |= {item["Key"]: item["Size"] for item in page.get("Contents", [])}
         if not page.get("IsTruncated"):
             break
         token = {"ContinuationToken": page["NextContinuationToken"]}

@@ -28,8 +28,8 @@ def test_the_request_keeps_what_is_done_and_starts_again(raw: dict[str, Any]) ->
 
 
 def test_all_attempts_share_what_is_done(raw: dict[str, Any]) -> None:
-    config = smtrain.load_config({**raw, "output": {"s3_uri": "s3://b/p"}})
-    assert parts_uri(config, "tiny-prepare-01234567") == "s3://b/p/tiny/prepare/tiny-prepare-01234567/"
+    config = smtrain.load_config({**raw, "output": {"s3_uri": "s3://bucket/p"}})
+    assert parts_uri(config, "tiny-prepare-01234567") == "s3://bucket/p/tiny/prepare/tiny-prepare-01234567/"
     assert parts_uri(config, "tiny-prepare-01234567-12") == parts_uri(config, "tiny-prepare-01234567")
 
 
@@ -42,11 +42,11 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     text = tmp_path / "text"
     text.mkdir()
-    for number in range(12):
+    for number in range(20):
         rows = [{"text": f"words of the text {number} {i} " * 60} for i in range(400)]
         (text / f"{number:02}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config: dict[str, Any] = {
-        "name": "goes-on", "target": "local", "model": {"path": str(model)}, "data": {"path": str(text)},
+        "name": "goes-on", "target": "local", "model": {"path": str(model)}, "data": {"path": str(text), "workers": 1},
         "train": {"seq_len": 32},
         "compute": {
             "instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1, "environment": {"SMTRAIN_PART_MB": "0.5"},

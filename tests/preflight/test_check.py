@@ -564,3 +564,18 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[s
     ]
     (text / "a.jsonl").unlink()
     assert "holds no file of text" in only_fault(report(with_(aws, "data", path=str(text)), "text"), "text")
+
+
+def test_the_disk_of_a_prepare_job_must_hold_its_tokens(aws: dict[str, Any], tmp_path: Path) -> None:
+    text = tmp_path / "texts"
+    text.mkdir()
+    with (text / "a.jsonl").open("wb") as file:
+        file.truncate(2 * 10**12)  # 2 TB on paper
+    told = report(with_(aws, "data", path=str(text)), "disk")
+    assert "2,000.0 GB of text" in only_fault(told, "disk")
+    assert "256 GB" in only_fault(told, "disk")
+    enough = with_(with_(aws, "data", path=str(text)), "compute", volume_gb=16_000)
+    assert report(enough, "disk").ok
+    with (text / "a.jsonl").open("wb") as file:
+        file.truncate(10**9)
+    assert [f.level for f in report(with_(aws, "data", path=str(text)), "disk") if f.check == "disk"] == ["ok"]

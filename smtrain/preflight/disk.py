@@ -1,0 +1,68 @@
+"""The disk of a prepare job: its tokens and the copy of them that outlives the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.config import textfiles
+from smtrain.job.request import takes_volume
+from smtrain.preflight.context import Context
+from smtrain.preflight.dataset import described_in
+from smtrain.preflight.findings import Finding
+from smtrain.preflight.storage import sizes_by_name
+
+# Bytes of text a token: code and rare scripts at the one end, English under large vocabularies at the other.
+FEW, MANY = 3.0, 5.0
+# Text to the bytes of its file, for JSON and prose.
+PACKED = {"gzip": 3.5, "zstd": 4.0, "bz2": 4.5, "xz": 5.0}
+PARQUET = 2.5
+COPIES = 2
+"""tokens.bin, and the parts that another machine would go on from."""
+REST_GB = 20
+"""The image's layers and logs."""
+
+
+def volume(context: Context) -> Iterator[Finding]:
+    """Whether compute.volume_gb holds what the prepare stage writes; not for types with disks of their own."""
+    compute = context.config.compute
+    if "prepare" not in context.stages or not takes_volume(compute.cpu_instance_type):
+        return
+    given = context.chain.given
+    sources = given.data.all_sources
+    text = sum(_text_bytes(context, source.path) for source in sources)
+    if not text:
+        return
+    described: dict[str, Any] = described_in(context, given.model.path) or {}
+    item = 2 if int(described.get("vocab_size") or 1 << 17) < 65_500 else 4
+    least, most = (COPIES * item * text / per_token / 1e9 + REST_GB for per_token in (MANY, FEW))
+    about = (
+        f"the tokens of {text / 1e9:,.1f} GB of text, and the copy to go on from, take {least:,.0f} to {most:,.0f} GB"
+    )
+    if compute.volume_gb >= most:
+        yield Finding("disk", "ok", f"{about} of the prepare job's {compute.volume_gb} GB")
+        return
+    yield Finding(
+        "disk", "fault" if compute.volume_gb < least else "warning",
+        f"{about}, and the prepare job has {compute.volume_gb} GB",
+        f"set compute.volume_gb: {-(-int(most) // 50) * 50} for the prepare stage, or prepare the text in several runs",
+    )  # fmt: skip
+
+
+def _text_bytes(context: Context, path: str) -> float:
+    """Bytes of text that a source holds, as far as its files' names and sizes tell; 0 for what lies elsewhere."""
+    if path.startswith("s3://"):
+        sizes = sizes_by_name(context, path)
+    elif "://" not in path and Path(path).exists():
+        folder = Path(path)
+        sizes = textfiles.choose_in(folder, "auto")[1] if folder.is_dir() else {folder.name: folder.stat().st_size}
+    else:
+        return 0
+    return sum(size * _factor(name) for name, size in sizes.items())
+
+
+def _factor(name: str) -> float:
+    if name.lower().endswith(".parquet"):
+        return PARQUET
+    return PACKED.get(textfiles.compression(name) or "", 1.0)
