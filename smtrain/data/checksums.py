@@ -115,13 +115,13 @@ class Blocks:
         if len(sums) != -(-size // block):
             raise DataError(f"{path} has {size} bytes and checksums of another size; {REMEDY}.")
         self.path, self._size, self._block, self._sums = path, size, block, sums
-        self._seen = np.zeros(len(sums), bool)
+        self._seen = bytearray(len(sums))
 
-    def around(self, start: int, length: int) -> tuple[int, int]:
-        """Where to begin reading and how much, so that all blocks not seen before are whole; the range itself else."""
+    def around(self, start: int, length: int) -> tuple[int, int] | None:
+        """Where to begin reading and how much, so that the blocks of a range are whole; None where all were seen."""
         first, stop = start // self._block, -(-(start + length) // self._block)
-        if self._seen[first:stop].all():
-            return start, length
+        if self._seen.find(0, first, stop) < 0:
+            return None
         begin = first * self._block
         return begin, min(stop * self._block, self._size) - begin
 
@@ -138,7 +138,7 @@ class Blocks:
             part = view[at : at + self._block]
             if crc32(part) != self._sums[number]:
                 raise DataError(damaged(self.path, number, number * self._block, len(part)))
-            self._seen[number] = True
+            self._seen[number] = 1
 
 
 def damaged(path: Path, number: int, at: int, length: int) -> str:

@@ -1,21 +1,26 @@
 """Ids of many documents at once: through gigatoken where it gives what `tokenizers` gives, else through `tokenizers`.
 
-gigatoken is some thirty times faster and young, so it is never taken at its word: with every block of text it encodes,
-a part of that very text is encoded by `tokenizers` too, and one id that differs ends its use (`MismatchError`).
+gigatoken is some thirty times faster and young, so it is never taken at its word. Documents with characters that it
+is known to cut or compose otherwise (`differences`) go to `tokenizers`. And with every block of text, a part of that
+very text is encoded by `tokenizers` too; one id that differs ends gigatoken's use (`MismatchError`).
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from smtrain.data.differences import Differences, normalizes_to_nfc
 from smtrain.data.reading import strings
 from smtrain.data.tokenizer import load_tokenizer, tokenizer_json
 from smtrain.errors import SmtrainError
@@ -55,12 +60,8 @@ class Plain:
         self._tokenizer = load_tokenizer(folder)
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        parts: list[NDArray[Any]] = []
-        lengths = np.zeros(len(texts), np.int64)
-        for start, stop in _batches(texts):
-            for number, ids in enumerate(encode_texts(self._tokenizer, texts.slice(start, stop - start).to_pylist())):
-                parts.append(ids)
-                lengths[start + number] = len(ids)
+        parts = list(_plainly(self._tokenizer, texts))
+        lengths = np.array([len(ids) for ids in parts], np.int64)
         return np.concatenate([np.zeros(0, np.int32), *parts]), lengths
 
 
@@ -88,17 +89,34 @@ class Giga:
         self._free, self._made = [_Warm(self._make())], 1
         self._lock = threading.Lock()
         self._reference = load_tokenizer(folder)
+        nfc = normalizes_to_nfc(json.loads(content).get("normalizer"))
+        if nfc is None:
+            raise ValueError("its normalizer has not been compared with that of tokenizers")
+        self._differences = Differences(self._reference, nfc)
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if not len(texts):
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
         warm = self._take(texts.nbytes)
+        other = self._differences.find(texts)
         try:
             ids, lengths = _giga(warm.tokenizer, texts)
-            self._compare(warm.tokenizer, texts, first)
+            self._compare(warm.tokenizer, texts, first, other)
         finally:
             self._free.append(warm)
-        return ids, lengths
+        return self._corrected(texts, ids, lengths, other) if len(other) else (ids, lengths)
+
+    def _corrected(
+        self, texts: Any, ids: NDArray[Any], lengths: NDArray[np.int64], other: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The same with the ids that `tokenizers` gives the documents `other`."""
+        ends = np.cumsum(lengths)
+        parts, at = [], 0
+        lengths = lengths.copy()
+        for number, right in zip(other, _plainly(self._reference, texts.take(pa.array(other))), strict=True):
+            parts += [ids[at : ends[number] - lengths[number]], right.astype(ids.dtype)]
+            at, lengths[number] = ends[number], len(right)
+        return np.concatenate([*parts, ids[at:]]), lengths
 
     def _take(self, size: int) -> _Warm:
         with self._lock:
@@ -110,8 +128,8 @@ class Giga:
         warm.encoded += size
         return warm
 
-    def _compare(self, tokenizer: Any, texts: Any, first: bool) -> None:
-        drawn = _drawn(texts, first)
+    def _compare(self, tokenizer: Any, texts: Any, first: bool, other: NDArray[np.int64]) -> None:
+        drawn = _drawn(texts.take(pa.array(np.delete(np.arange(len(texts)), other))) if len(other) else texts, first)
         ids, lengths = _giga(tokenizer, strings(drawn))
         found = np.split(ids, np.cumsum(lengths)[:-1])
         for text, mine, theirs in zip(drawn, found, encode_texts(self._reference, drawn), strict=True):
@@ -128,6 +146,12 @@ def choose(folder: Path) -> tuple[Encoder, str]:
     except Exception as error:  # what Rust has to say about a tokenizer has no common class
         reason = " ".join(str(error).split())[:200]
         return Plain(folder), f"gigatoken does not take this tokenizer ({reason})"
+
+
+def _plainly(tokenizer: Tokenizer, texts: Any) -> Iterator[NDArray[Any]]:
+    """int32 ids of each text (Arrow large_string) by `tokenizers`."""
+    for start, stop in _batches(texts):
+        yield from encode_texts(tokenizer, texts.slice(start, stop - start).to_pylist())
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[Any]]:
@@ -174,6 +198,8 @@ def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 def _drawn(texts: Any, first: bool) -> list[str]:
     """Pieces of a block to compare: by its content, so that every run of the same text compares the same."""
+    if not len(texts):
+        return []
     number = zlib.crc32(str(texts[len(texts) // 2]).encode()) % len(texts)
     drawn = [texts[number].as_py()[:_DRAWN_CHARACTERS]]
     left = _FIRST_CHARACTERS if first else 0

@@ -47,22 +47,25 @@ class FirstRead:
             if sum((folder / f"{prefix}.bin").stat().st_size for prefix in without) <= _AT_ONCE:
                 self._thread.join()
 
-    def read(self, number: int, handle: int, start: int, length: int) -> memoryview:
+    def read(self, number: int, handle: int, start: int, length: int) -> bytes:
         """`length` bytes from `start` of file `number`, by its open `handle`.
 
         Raises DataError where they cannot be read or are damaged.
         """
         path, blocks = self.paths[number], self._blocks[number]
-        begin, wanted = blocks.around(start, length) if blocks else (start, length)
+        whole = blocks.around(start, length) if blocks else None
+        begin, wanted = whole or (start, length)
         try:
             raw = os.pread(handle, wanted, begin)
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); check the channel.") from error
         if len(raw) != wanted:
             raise DataError(f"{path} became shorter while it was read; prepare the data again.")
-        if blocks:
-            blocks.check(begin, raw)
-        return memoryview(raw)[start - begin : start - begin + length]
+        if whole is None:
+            return raw
+        assert blocks is not None
+        blocks.check(begin, raw)
+        return raw[start - begin : start - begin + length]
 
     def raise_damage(self) -> None:
         """Raises the DataError that reading through has ended in, if it has."""

@@ -245,8 +245,8 @@ class IndexedDataset:
         """
         if self._blocks is not None and start < stop:
             size = self.dtype.itemsize
-            begin, length = self._blocks.around(start * size, (stop - start) * size)
-            self._blocks.check(begin, self.tokens.view(np.uint8)[begin : begin + length])
+            if whole := self._blocks.around(start * size, (stop - start) * size):
+                self._blocks.check(whole[0], self.tokens.view(np.uint8)[whole[0] : sum(whole)])
         return self.tokens[start:stop]
 
     def __len__(self) -> int:

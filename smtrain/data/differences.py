@@ -1,0 +1,89 @@
+"""Which documents gigatoken may not encode, because their characters are cut or composed otherwise by `tokenizers`.
+
+The table is small (`unlike`), and almost no text meets it, so a look at the lead bytes spares most of it the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from smtrain.data.unlike import MARKS, UNLIKE
+
+_MANY = 0.05
+"""Share of lead bytes above which looking at each of them costs more than the search."""
+
+
+class Differences:
+    """The documents of which gigatoken would give other ids than `reference`; `nfc` says that it normalizes so."""
+
+    def __init__(self, reference: Tokenizer, nfc: bool) -> None:
+        self._normalize: Any = reference.normalizer.normalize_str if nfc and reference.normalizer else None
+        self._unlike = _class(UNLIKE)
+        self._pattern = f"{self._unlike}|{_class(MARKS)}{{2}}" if nfc else self._unlike
+        # True for the first two bytes of any character in question
+        self._leads = np.zeros(1 << 16, bool)
+        for first, last in [*_ranges(UNLIKE), *(_ranges(MARKS) if nfc else ())]:
+            for code in range(first, last + 1):
+                lead, second = chr(code).encode()[:2]
+                self._leads[lead << 8 | second] = True
+        self._least = int(np.flatnonzero(self._leads)[0]) >> 8
+
+    def find(self, texts: Any) -> NDArray[np.int64]:
+        """Numbers of those documents in `texts` (Arrow large_string), ascending."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        near = self._near(texts)
+        if not len(near):
+            return near
+        some = texts.take(pa.array(near)) if len(near) < len(texts) else texts
+        found: NDArray[np.int64] = near[np.asarray(pc.match_substring_regex(some, self._pattern))]
+        if self._normalize is None or not len(found):
+            return found
+        held = texts.take(pa.array(found))
+        always = np.asarray(pc.match_substring_regex(held, self._unlike))
+        # two marks that are in order already are no difference
+        other = [sure or self._normalize(t) != t for sure, t in zip(always, held.to_pylist(), strict=True)]
+        changed: NDArray[np.int64] = found[np.array(other, bool)]
+        return changed
+
+    def _near(self, texts: Any) -> NDArray[np.int64]:
+        """Documents with a character that begins as one in question does."""
+        _, offsets, data = texts.buffers()
+        if data is None or not len(texts):
+            return np.zeros(0, np.int64)
+        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+        content = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+        places = np.flatnonzero(content >= self._least)
+        if len(places) > _MANY * len(content):
+            return np.arange(len(texts))
+        places = places[places + 1 < len(content)]
+        pairs = content[places].astype(np.uint16) << 8 | content[places + 1]
+        places = places[self._leads[pairs]] + bounds[0]
+        return np.unique(np.searchsorted(bounds, places, "right") - 1)
+
+
+def normalizes_to_nfc(normalizer: dict[str, Any] | None) -> bool | None:
+    """Whether a tokenizer.json's normalizer composes (NFC); None where it does what has not been compared here."""
+    if normalizer is None:
+        return False
+    kind = normalizer.get("type")
+    if kind == "Sequence":
+        parts = [normalizes_to_nfc(part) for part in normalizer.get("normalizers", [])]
+        return None if None in parts else any(parts)
+    return {"NFC": True, "Replace": False, "Prepend": False, "Strip": False}.get(str(kind))
+
+
+def _ranges(text: str) -> Iterator[tuple[int, int]]:
+    for part in text.split():
+        first, _, last = part.partition("-")
+        yield int(first, 16), int(last or first, 16)
+
+
+def _class(text: str) -> str:
+    return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in _ranges(text)) + "]"

@@ -1,0 +1,126 @@
+"""Ids are those of `tokenizers` for every character, and documents that need it are found wherever they are."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import random
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smtrain.data import unlike
+from smtrain.data.differences import normalizes_to_nfc
+from smtrain.data.encoder import Encoder, Giga, Plain, choose
+from smtrain.data.reading import strings
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/tokenizer-differences"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """scripts/tokenizer-differences, whose tokenizers have a token for any two bytes of a word."""
+    loader = importlib.machinery.SourceFileLoader("tokenizer_differences", str(SCRIPT))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folders(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, nfc in (("gpt2", False), ("llama3", False), ("qwen2", True)):
+        made[name] = tmp_path_factory.mktemp(name)
+        (made[name] / "tokenizer.json").write_text(script.tokenizer_json(name, nfc))
+    return made
+
+
+@pytest.fixture(scope="module")
+def encoders(folders: dict[str, Path]) -> dict[str, tuple[Giga, Plain]]:
+    return {name: (Giga(folder), Plain(folder)) for name, folder in folders.items()}
+
+
+def same(pair: tuple[Encoder, Encoder], texts: list[str]) -> bool:
+    (ids, lengths), (wanted, wanted_lengths) = (each.encode(strings(texts), False) for each in pair)
+    return np.array_equal(ids, wanted) and np.array_equal(lengths, wanted_lengths)
+
+
+def points(text: str) -> list[int]:
+    spans = [[int(end, 16) for end in part.split("-")] for part in text.split()]
+    return [c for span in spans for c in range(span[0], span[-1] + 1)]
+
+
+NEW = " ".join(f"a{c}a {c}a{c}1{c}{c}!{c}" for c in "\u088f\ua7ce\U00016ea0\U000323b0")  # letters of Unicode 17
+NKO = "\u07ca\u07f2\u07eb \u07ca\u07eb\u07f2"
+ARABIC = "\u0628\u0651\u064e \u0628\u064e\u0651"  # shadda and fatha, as typed and as ordered
+TELUGU = "\u0c15\u0c4d\u0c55 \u0c15\u0c55\u0c4d"
+MALAYALAM = "\u0d15\u0d4d\u0d3b"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
+@pytest.mark.parametrize("text", [NEW, NKO, ARABIC, TELUGU, MALAYALAM], ids=["new", "nko", "arabic", "telugu", "mal"])
+def test_what_was_seen_to_go_wrong_in_the_middle_of_a_corpus(
+    encoders: dict[str, tuple[Giga, Plain]], name: str, text: str
+) -> None:
+    plain = [f"ordinary text {i} with “quotes” and 漢字 " * 40 for i in range(30)]
+    late = "x" * 5_000 + text  # where no sample looks
+    assert same(encoders[name], [*plain, late, *plain, text, f"{late} {text}"])
+
+
+def test_without_the_table_it_did_go_wrong(encoders: dict[str, tuple[Giga, Plain]]) -> None:
+    """Or the table would not be needed, and the tests above would show nothing."""
+    from smtrain.data.encoder import _giga
+
+    for name, text in (("llama3", NEW), ("qwen2", ARABIC)):
+        giga, plain = encoders[name]
+        assert not np.array_equal(_giga(giga._make(), strings([text]))[0], plain.encode(strings([text]), False)[0])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
+def test_every_tenth_character_of_the_table_and_as_many_others(
+    script: ModuleType, encoders: dict[str, tuple[Giga, Plain]], name: str
+) -> None:
+    draw = random.Random(3)
+    known = [*points(unlike.UNLIKE), *points(unlike.MARKS)]
+    others = draw.sample(script.code_points(), 3_000)
+    assert same(encoders[name], [script.around(chr(c)) for c in [*known[::10], *others]])
+
+
+@given(st.lists(st.text(st.sampled_from([*(chr(c) for c in points(unlike.MARKS)[::7]), *"aé\u0300\u0916漢\n 1"]))))
+@settings(max_examples=60, deadline=None)
+def test_marks_in_any_order(folders: dict[str, Path], texts: list[str]) -> None:
+    pair = _encoders(folders["qwen2"])
+    assert same(pair, texts)
+
+
+def _encoders(folder: Path, made: dict[Path, tuple[Giga, Plain]] = {}) -> tuple[Giga, Plain]:  # noqa: B006
+    if folder not in made:
+        made[folder] = (Giga(folder), Plain(folder))
+    return made[folder]
+
+
+def test_marks_that_are_in_order_stay_with_gigatoken(encoders: dict[str, tuple[Giga, Plain]]) -> None:
+    giga, _ = encoders["qwen2"]
+    texts = strings(["ordinary", "\u0628\u064e\u0651", "\u0628\u0651\u064e", "a\u088f", ""])
+    assert giga._differences.find(texts).tolist() == [2, 3]
+    assert giga._differences.find(texts.slice(2, 2)).tolist() == [0, 1]
+    assert giga._differences.find(strings([])).tolist() == []
+
+
+def test_a_normalizer_that_was_not_compared_is_left_to_tokenizers(script: ModuleType, tmp_path: Path) -> None:
+    import json
+
+    whole = json.loads(script.tokenizer_json("gpt2", False))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, "normalizer": {"type": "NFKC"}}))
+    encoder, why = choose(tmp_path)
+    assert isinstance(encoder, Plain)
+    assert why
+    parts = [{"type": "Replace"}, {"type": "NFC"}]
+    assert normalizes_to_nfc({"type": "Sequence", "normalizers": parts}) is True
+    assert normalizes_to_nfc({"type": "Sequence", "normalizers": [*parts, {"type": "Lowercase"}]}) is None
