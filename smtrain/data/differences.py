@@ -10,24 +10,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from smtrain.data.unlike import MARKS, UNLIKE
+from smtrain.data.unlike import UNLIKE
 
 _MANY = 0.05
 """Share of lead bytes above which looking at each of them costs more than the search."""
 
 
 class Differences:
-    """The documents of which gigatoken would give other ids than `reference`; `nfc` says that it normalizes so."""
+    """The documents of which gigatoken would give other ids than `tokenizers`."""
 
-    def __init__(self, reference: Tokenizer, nfc: bool) -> None:
-        self._normalize: Any = reference.normalizer.normalize_str if nfc and reference.normalizer else None
-        self._unlike = _class(UNLIKE)
-        self._pattern = f"{self._unlike}|{_class(MARKS)}{{2}}" if nfc else self._unlike
+    def __init__(self) -> None:
+        self._pattern = _class(UNLIKE)
         # True for the first two bytes of any character in question
         self._leads = np.zeros(1 << 16, bool)
-        for first, last in [*_ranges(UNLIKE), *(_ranges(MARKS) if nfc else ())]:
+        for first, last in _ranges(UNLIKE):
             for code in range(first, last + 1):
                 lead, second = chr(code).encode()[:2]
                 self._leads[lead << 8 | second] = True
@@ -43,14 +40,7 @@ class Differences:
             return near
         some = texts.take(pa.array(near)) if len(near) < len(texts) else texts
         found: NDArray[np.int64] = near[np.asarray(pc.match_substring_regex(some, self._pattern))]
-        if self._normalize is None or not len(found):
-            return found
-        held = texts.take(pa.array(found))
-        always = np.asarray(pc.match_substring_regex(held, self._unlike))
-        # two marks that are in order already are no difference
-        other = [sure or self._normalize(t) != t for sure, t in zip(always, held.to_pylist(), strict=True)]
-        changed: NDArray[np.int64] = found[np.array(other, bool)]
-        return changed
+        return found
 
     def _near(self, texts: Any) -> NDArray[np.int64]:
         """Documents with a character that begins as one in question does."""
@@ -68,15 +58,13 @@ class Differences:
         return np.unique(np.searchsorted(bounds, places, "right") - 1)
 
 
-def normalizes_to_nfc(normalizer: dict[str, Any] | None) -> bool | None:
-    """Whether a tokenizer.json's normalizer composes (NFC); None where it does what has not been compared here."""
+def compared(normalizer: dict[str, Any] | None) -> bool:
+    """Whether a tokenizer.json's normalizer is one of which the table knows the differences."""
     if normalizer is None:
-        return False
-    kind = normalizer.get("type")
-    if kind == "Sequence":
-        parts = [normalizes_to_nfc(part) for part in normalizer.get("normalizers", [])]
-        return None if None in parts else any(parts)
-    return {"NFC": True, "Replace": False, "Prepend": False, "Strip": False}.get(str(kind))
+        return True
+    if normalizer.get("type") == "Sequence":
+        return all(compared(part) for part in normalizer.get("normalizers", []))
+    return normalizer.get("type") in ("NFC", "Replace", "Prepend", "Strip")
 
 
 def _ranges(text: str) -> Iterator[tuple[int, int]]:

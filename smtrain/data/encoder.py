@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from smtrain.data.differences import Differences, normalizes_to_nfc
+from smtrain.data.differences import Differences, compared
 from smtrain.data.reading import strings
 from smtrain.data.tokenizer import load_tokenizer, tokenizer_json
 from smtrain.errors import SmtrainError
@@ -89,10 +89,9 @@ class Giga:
         self._free, self._made = [_Warm(self._make())], 1
         self._lock = threading.Lock()
         self._reference = load_tokenizer(folder)
-        nfc = normalizes_to_nfc(json.loads(content).get("normalizer"))
-        if nfc is None:
+        if not compared(json.loads(content).get("normalizer")):
             raise ValueError("its normalizer has not been compared with that of tokenizers")
-        self._differences = Differences(self._reference, nfc)
+        self._differences = Differences()
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if not len(texts):
@@ -130,6 +129,8 @@ class Giga:
 
     def _compare(self, tokenizer: Any, texts: Any, first: bool, other: NDArray[np.int64]) -> None:
         drawn = _drawn(texts.take(pa.array(np.delete(np.arange(len(texts)), other))) if len(other) else texts, first)
+        if not drawn:
+            return
         ids, lengths = _giga(tokenizer, strings(drawn))
         found = np.split(ids, np.cumsum(lengths)[:-1])
         for text, mine, theirs in zip(drawn, found, encode_texts(self._reference, drawn), strict=True):
