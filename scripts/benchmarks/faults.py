@@ -30,17 +30,24 @@ def main() -> None:
     parser.add_argument("--many", action="store_true", help="as many tries as each row allows")
     parser.add_argument("--only", metavar="WORD", default="", help="faults whose text holds this word")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--report", type=Path, help="run nothing: read the --junitxml of a run of all tests")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/reliability.md")
     options = parser.parse_args()
     rows = [row for row in tomllib.loads((HERE / "faults.toml").read_text())["fault"] if options.only in row["what"]]
     environment = dict(os.environ)
     if options.many:
         environment |= {key: str(value) for row in rows for key, value in row.get("many", {}).items()}
-    results = run(sorted({test for row in rows for test in row["tests"]}), environment, options.workers)
+    tests = sorted({test for row in rows for test in row["tests"]})
+    results = read(options.report) if options.report else run(tests, environment, options.workers)
     table = [(row["what"], *counted(row["tests"], results)) for row in rows]
     lost = [what for what, tried, survived in table if survived < tried or not tried]
     total = Counter(tried=sum(row[1] for row in table), survived=sum(row[2] for row in table))
     if options.json:
         print(json.dumps({**total, "lost": total["tried"] - total["survived"], "lost_faults": lost}))
+    elif options.markdown:
+        print("| fault | tries | survived | lost |\n|---|---|---|---|")
+        for what, tried, survived in table:
+            print(f"| {what} | {tried} | {survived} | {tried - survived} |")
     else:
         print(f"{'fault':100} {'tries':>6} {'survived':>9} {'lost':>5}")
         for what, tried, survived in table:
@@ -58,7 +65,12 @@ def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str
              "-o", "junit_family=xunit2", *tests],
             cwd=ROOT, env=environment, check=False, stdout=sys.stderr,
         )  # fmt: skip
-        tree = ElementTree.parse(report)
+        return read(report)
+
+
+def read(report: Path) -> dict[str, tuple[int, bool]]:
+    """Tries and outcome by test id, of a report by pytest."""
+    tree = ElementTree.parse(report)
     found = {}
     for case in tree.iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
