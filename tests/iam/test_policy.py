@@ -78,10 +78,12 @@ def test_the_role_may_touch_only_what_the_config_names(full: dict[str, Any]) -> 
     resources = {r for s in role["Statement"] for r in s["Resource"] if r != "*" and ":s3:" in r}
     assert resources == {
         "arn:aws:s3:::corpus/text*", "arn:aws:s3:::mine/smtrain/code/*", "arn:aws:s3:::mine/smtrain/configs/*",
-        "arn:aws:s3:::mine/smtrain/tiny/*", "arn:aws:s3:::other/ckpt/*", "arn:aws:s3:::other/ckpt.owner.json*",
+        "arn:aws:s3:::mine/smtrain/tiny/*", "arn:aws:s3:::mine/smtrain/tiny/prepare/*", "arn:aws:s3:::other/ckpt/*",
+        "arn:aws:s3:::other/ckpt.owner.json*",
         "arn:aws:s3:::corpus", "arn:aws:s3:::mine", "arn:aws:s3:::other",
     } | ({"arn:aws:s3:::mine/smtrain/neuron-cache/*"} & resources)  # fmt: skip
-    assert statements(role, "s3:DeleteObject")[0]["Resource"] == ["arn:aws:s3:::other/ckpt/*"]
+    deleted = ["arn:aws:s3:::other/ckpt/*", "arn:aws:s3:::mine/smtrain/tiny/prepare/*"]
+    assert statements(role, "s3:DeleteObject")[0]["Resource"] == deleted
     assert statements(role, "secretsmanager:GetSecretValue")[0]["Resource"] == [
         "arn:aws:secretsmanager:us-west-2:111122223333:secret:team/hub-??????"
     ]
