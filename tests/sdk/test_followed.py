@@ -39,6 +39,8 @@ def request_of(control: Plane, plain: dict[str, Any], name: str, program: str, h
     request["ResourceConfig"]["InstanceCount"] = hosts
     for channel in request["InputDataConfig"]:
         channel["DataSource"]["S3DataSource"]["S3Uri"] = f"s3://{control.endpoint.bucket}/of-an-sdk/"
+    # What prepare keeps on its way goes where the channels are: no other bucket is there.
+    request["CheckpointConfig"]["S3Uri"] = f"s3://{control.endpoint.bucket}/kept-of-an-sdk/{name}/"
     s3 = smtrain.Job(name, "local").target.s3
     s3.put_object(Bucket=control.endpoint.bucket, Key="of-an-sdk/x", Body=b"x")
     return request
