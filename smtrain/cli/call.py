@@ -30,8 +30,8 @@ def call(name: str, module: str, argv: list[str]) -> int:
 def guarded(command: Callable[[], object]) -> int:
     """The exit status of a command. Its errors are told here, and so is a reader of its output that has gone."""
     try:
-        status = command()
-        sys.stdout.flush()
+        status = _ended(command)
+        sys.stdout.flush()  # what is left in it is refused here, not while the interpreter ends
     except ConfigError as error:
         for fault in error.faults:
             say(f"smtrain: {fault}", error=True)
@@ -53,6 +53,14 @@ def guarded(command: Callable[[], object]) -> int:
         say(f"smtrain: {sentence}", error=True)
         return 2
     return status if isinstance(status, int) else 0
+
+
+def _ended(command: Callable[[], object]) -> object:
+    """What a command gives back, or leaves with: click's own way is to exit."""
+    try:
+        return command()
+    except SystemExit as leaving:
+        return leaving.code
 
 
 def _close() -> None:

@@ -79,11 +79,13 @@ def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
     bucket, prefix = split_uri(uri)
     sizes: dict[str, int] = {}
     token: dict[str, str] = {}
-    while len(sizes) < LISTED:
+    looked = 0
+    while looked < LISTED:
         try:
             page = context.ask("s3", "list_objects_v2", absent=["NoSuchBucket"], Bucket=bucket, Prefix=prefix, **token)
         except Absent:
             return {}
+        looked += max(1, len(page.get("Contents", [])))
         sizes |= {item["Key"]: item["Size"] for item in page.get("Contents", [])}
         if not page.get("IsTruncated"):
             break

@@ -23,7 +23,7 @@ from smtrain.data.packed import PackedLoader, WithinDocuments
 from smtrain.data.prepare import prepare
 from smtrain.data.sft import prepare_sft
 from smtrain.errors import DataError
-from smtrain.train.resume import position
+from smtrain.train.position import Position
 from tests.data.chats import talk, tokenizer, write
 
 SEQ = 64
@@ -207,12 +207,13 @@ def test_merge_split_import_and_export_check_what_they_read_and_make_checksums(
 def test_a_checkpoints_data_is_the_tokens_with_checksums_or_without(data: Path) -> None:
     """So that a run begun on data of an older smtrain goes on with the same text prepared anew."""
     config = JobConfig(name="x", model={"path": "s3://a/b"}, data={"prepared": "s3://a/d"})  # type: ignore[arg-type]
-    now = position(config, Manifest.load(data), 0)["data"]
+    now = Position(config, Manifest.load(data), {}).fixed()["data"]
     without_checksums(data)
-    assert position(config, Manifest.load(data), 0)["data"] == now
+    assert Position(config, Manifest.load(data), {}).fixed()["data"] == now
     manifest = Manifest.load(data)
     changed = {"tokens.bin": manifest.files["tokens.bin"] | {"sha256": "0" * 64}}
-    assert position(config, dataclasses.replace(manifest, files=manifest.files | changed), 0)["data"] != now
+    other = dataclasses.replace(manifest, files=manifest.files | changed)
+    assert Position(config, other, {}).fixed()["data"] != now
 
 
 def test_blocks_are_compared_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

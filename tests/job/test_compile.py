@@ -159,6 +159,7 @@ def test_compile_and_train_share_cache_and_flags_with_a_warm_pool_too(trained_in
     raw["compute"]["keep_alive"] = "10m"
     raw["data"] = {"prepared": "s3://bucket/data"}
     compiled, train = (smtrain.request(raw, stage=stage) for stage in ("compile", "train"))
+    assert "checkpoints" in train["Environment"].pop("SMTRAIN_CHECKPOINTS")  # stage compile has none
     assert compiled["Environment"] == train["Environment"]
     assert train["Environment"][URI].startswith("s3://"), "the pool's folder would hide what was compiled"
     assert "KeepAlivePeriodInSeconds" not in compiled["ResourceConfig"]

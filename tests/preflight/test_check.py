@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -370,11 +371,15 @@ def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[s
     assert "is empty" in only_fault(report(there, "inputs"), "inputs")
     put(f"s3://{bucket}/text", {"a.jsonl": b"x" * 100})
     assert report(there, "inputs").ok
-    page = {"Contents": [{"Key": f"k{i}", "Size": 2000} for i in range(1000)], "IsTruncated": True,
-            "NextContinuationToken": "more"}  # fmt: skip
+    numbers = itertools.count()
+
+    def page(_: Any) -> dict[str, Any]:
+        found = [{"Key": f"k{next(numbers)}", "Size": 2000} for _ in range(1000)]
+        return {"Contents": found, "IsTruncated": True, "NextContinuationToken": "more"}
+
     many = report(there, "inputs", s3_ListObjectsV2=page).warnings
     assert "lists them all before the job begins" in many[0].text
-    pages = iter([page, {**page, "IsTruncated": False}])
+    pages = iter([page({}), {**page({}), "IsTruncated": False}])
     tiny = report(there, "inputs", s3_ListObjectsV2=lambda _: next(pages)).warnings
     assert "2,000 objects" in tiny[0].text
     assert "below 1 MiB" in tiny[0].text
