@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smtrain.data.checksums import sums_of, write_sums
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.packing import Packing
 from smtrain.data.sft import prepare_sft
@@ -63,6 +64,7 @@ def test_a_token_that_is_no_answer_and_that_no_answer_follows_changes_nothing(
         ids = np.array(tokens.tokens)
         ids[at] = (ids[at] + 7) % 300
         ids.tofile(folder / "tokens.bin")
+        write_sums(folder / "tokens.sums", sums_of(folder / "tokens.bin"), sums_of(folder / "tokens.idx"))
     losses = [solo.run(sft.packed, d, CONFIGS["llama"], mesh("111"), 1)[0] for d in (data, changed, learned)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
