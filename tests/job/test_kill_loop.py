@@ -98,8 +98,7 @@ class Client:
     """`smtrain launch` in a process of its own, whose lines are read as they come."""
 
     def __init__(self, path: Path) -> None:
-        command = [sys.executable, "-m", "smtrain.cli", "launch", str(path), "--stage", "train", "--plain"]
-        command[1:3] = ["-c", "from smtrain.cli import main; main()"]
+        command = [sys.executable, "-m", "smtrain", "launch", str(path), "--stage", "train", "--plain"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.text: list[str] = []
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,12 @@ from smtrain.checkpoint.about import verify
 from smtrain.errors import JobError
 from smtrain.job.inputs import download, upload_all
 from smtrain.job.run import StageResult
-from smtrain.job.stages import Chain, jobs_of, list_jobs
+from smtrain.job.stages import Chain, jobs_of
 from smtrain.job.target import Target
 from smtrain.local import Plane
-from smtrain.local import plane as plane_of
 from smtrain.owner import Fence, Owner, OwnerError
 
 KIND = "ml.trn1.2xlarge"
-
-
-@pytest.fixture
-def plane(local_home: Path) -> Iterator[Plane]:
-    plane = plane_of()
-    plane.calm()
-    yield plane
-    plane.calm()
-    for job in list_jobs(Target("local"), limit=100):
-        if job.known_running:
-            job.stop()
 
 
 @pytest.fixture

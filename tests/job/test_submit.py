@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from pathlib import Path
@@ -24,20 +24,8 @@ from smtrain.job.stages import list_jobs
 from smtrain.job.target import Target
 from smtrain.job.waiting import PACE, Patience
 from smtrain.local import Plane
-from smtrain.local import plane as plane_of
 
 KIND, OTHER = "ml.trn1.2xlarge", "ml.trn1.32xlarge"
-
-
-@pytest.fixture
-def plane(local_home: Path) -> Iterator[Plane]:
-    plane = plane_of()
-    plane.calm()
-    yield plane
-    plane.calm()
-    for job in list_jobs(Target("local"), limit=100):
-        if job.known_running:
-            job.stop()
 
 
 @pytest.fixture
