@@ -190,8 +190,9 @@ def container_fence(checkpoints: str, job: str, region: str, account: str) -> tu
     from botocore.config import Config
 
     short = Config(connect_timeout=5, read_timeout=15, retries={"mode": "standard", "total_max_attempts": 2})
-    s3 = boto3.client("s3", config=short)
-    status = status_of(lambda where: boto3.client("sagemaker", region_name=where or None, config=short))
+    session = boto3.Session()  # boto3's shared one may have been made under another environment
+    s3 = session.client("s3", config=short)
+    status = status_of(lambda where: session.client("sagemaker", region_name=where or None, config=short))
     return s3, Fence(s3, checkpoints, Owner(job, region, account, until=time.time() + LONGEST), status)
 
 

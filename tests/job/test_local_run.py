@@ -23,6 +23,7 @@ from smtrain.job.inputs import list_objects, split_uri
 from smtrain.job.stages import list_jobs
 from smtrain.job.target import Target
 from smtrain.local import plane as local_plane
+from tests.job.processes import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -68,20 +69,6 @@ def wait_for_step(job: smtrain.Job, step: int) -> None:
         if not isinstance(event, str) and event.text.startswith(f"step={step} "):
             return
     raise AssertionError(f"{job.name} ended before step {step}: {job.failure}")
-
-
-def processes_of(job: smtrain.Job) -> list[int]:
-    """Every process that runs for the job: per host the launcher, torchrun and the ranks."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"TRAINING_JOB_NAME={job.name}".encode() in environment:
-                found.append(int(entry.name))
-    return found
 
 
 def kill_all_of(job: smtrain.Job) -> int:

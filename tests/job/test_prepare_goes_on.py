@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from smtrain.data.manifest import Manifest
 from smtrain.data.prepare import prepare
 from smtrain.job.inputs import download
 from smtrain.job.request import parts_uri
+from tests.job.processes import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -55,15 +58,24 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
     bucket, _, prefix = job.describe()["CheckpointConfig"]["S3Uri"].removeprefix("s3://").partition("/")
     deadline = time.monotonic() + 300
+    # held still from its first part on, as it may be done before that part has arrived
+    host = local_home / "local/jobs" / job.name / "hosts/algo-1/ml"
+    while time.monotonic() < deadline and not list(host.glob("checkpoints/*.json")):
+        time.sleep(0.01)
+    held = [pid for pid in processes_of(job) if b"prepare" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    for pid in held:
+        os.kill(pid, signal.SIGSTOP)
     while time.monotonic() < deadline and job.status == "InProgress":
         page = job.target.s3.list_objects_v2(Bucket=bucket, Prefix=prefix)
         if sum(".json" in item["Key"] for item in page.get("Contents", [])):
             break
         time.sleep(0.1)
     job.stop()
+    for pid in held:
+        os.kill(pid, signal.SIGCONT)
     while job.status in ("InProgress", "Stopping"):
         time.sleep(0.2)
-    assert job.status == "Stopped", "it was over before it could be stopped: give it more text"
+    assert job.status == "Stopped"
     again = smtrain.launch(config, stage="prepare", say=lambda _: None)
     assert again.name == f"{job.name}-2"
     assert any("going on after" in line.text for line in again.lines())
