@@ -93,6 +93,10 @@ class Fence:
 
     def claim(self) -> None:
         """Make the job the owner. Raises `OwnerError`, which names the owner, where another is; ClientError as S3."""
+        if not self._write(self.me, None):  # of a run that has an owner already
+            self._take()
+
+    def _take(self) -> None:
         for _ in range(5):
             seen = self._read()
             if seen and seen.owner.job not in (None, self.me.job):
@@ -113,7 +117,7 @@ class Fence:
         seen = self._read()
         if seen and seen.owner.job == self.me.job:
             self.me = replace(self.me, until=max(self.me.until, seen.owner.until))
-        self.claim()
+        self._take()
 
     def check(self) -> None:
         """Raise `OwnerError` where another job owns the checkpoints; a record that is gone counts as ours."""

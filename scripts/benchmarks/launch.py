@@ -194,7 +194,9 @@ def main() -> None:
             for side in (list(seen), list(seen)[::-1])[round_ % 2]:
                 asked = json.dumps({"side": side, "request": request, "files": files})
                 command = [sys.executable, __file__, "--worker", asked]
-                done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                done = subprocess.run(command, env=environment, capture_output=True, text=True)
+                if done.returncode:
+                    sys.exit(done.stderr)
                 if round_:  # the first round fills the page cache
                     seen[side].append(json.loads(done.stdout.splitlines()[-1]))
 

@@ -143,7 +143,7 @@ _with_library = True
 
 
 def use_library(wanted: bool) -> None:
-    """Without it the rules are those of a container: for scripts/bench secrets."""
+    """Without it the rules are those of a container: for scripts/bench leaks."""
     global _with_library
     _with_library = wanted
 

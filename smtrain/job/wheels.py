@@ -27,8 +27,12 @@ _PYTHON = re.compile(r"-py3(\d+)(?:-|$)")
 
 
 def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
-    """The upload that belongs beside the code of a request; none on this machine, whose own Python runs the jobs."""
-    if target.name != "aws":
+    """The upload that belongs beside the code of a request: what its stage wants.
+
+    None on this machine, whose own Python runs the jobs.
+    """
+    wanted = names(request["HyperParameters"]["stage"])
+    if target.name != "aws" or not wanted:
         return []
     channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"]}
     code = channels["code"]["DataSource"]["S3DataSource"]["S3Uri"]
@@ -42,12 +46,15 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
             f"without {', '.join(names())}, which could not be downloaded ({error}): prepare and checkpoints are slower"
         )
         return []
+    files = [path for path in files if path.name.split("-")[0].replace("_", "-") in wanted]
     return [Upload(f"{code}wheels/", tuple((path.name, path) for path in files))]
 
 
-def names() -> list[str]:
-    """The libraries of the lock file."""
-    return re.findall(r"^([a-z0-9-]+)==", lock_file().read_text("utf-8"), re.MULTILINE)
+def names(stage: str | None = None) -> list[str]:
+    """The libraries of the lock file; of one stage, those whose comment names it."""
+    text = lock_file().read_text("utf-8").replace("\\\n", " ")
+    found = re.findall(r"^([a-z0-9-]+)==[^#\n]*# *(.*)$", text, re.MULTILINE)
+    return [name for name, stages in found if stage is None or stage in stages.split()]
 
 
 def lock_file() -> Path:

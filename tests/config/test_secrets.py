@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import random
 import string
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,7 +102,7 @@ def test_names_hashes_uris_arns_and_digests_pass(value: str) -> None:
 
 
 def benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts/benchmarks/secrets.py"
+    path = Path(__file__).parents[2] / "scripts/benchmarks/leaks.py"
     spec = importlib.util.spec_from_file_location("secrets_benchmark", path)
     assert spec
     assert spec.loader
@@ -112,7 +113,7 @@ def benchmark() -> ModuleType:
 
 @pytest.mark.parametrize("library", [True, False], ids=["client", "container"])
 def test_rates_on_generated_secrets_and_innocent_values(library: bool) -> None:
-    """scripts/bench secrets at a twentieth of its size; the rates of the whole are in docs/secrets.md."""
+    """scripts/bench leaks at a twentieth of its size; the rates of the whole are in docs/secrets.md."""
     bench = benchmark()
     try:
         rates = bench.measure(50, 11, library)
@@ -184,3 +185,10 @@ def test_the_remedy_is_a_name_and_one_name_only(raw: dict[str, Any]) -> None:
         smtrain.load_config({**raw, "model": {**raw["model"], "token": {"ssm": "/hf"}}})
     with pytest.raises(smtrain.ConfigError, match=r"must look like hf://organization/model@revision"):
         smtrain.load_config({**hub, "model": {"path": "hf://model"}})
+
+
+def test_no_benchmark_takes_the_name_of_a_module_of_python() -> None:
+    """Their folder comes first on the path: one called secrets broke numpy, and so every other benchmark."""
+    names = {path.stem for path in (Path(__file__).parents[2] / "scripts/benchmarks").glob("*.py")}
+    assert names
+    assert not names & sys.stdlib_module_names

@@ -15,10 +15,11 @@ from smtrain.job.target import Target
 IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-{}-sdk2.30.0-ubuntu24.04"
 
 
-def request(image: str) -> dict:
+def request(image: str, stage: str = "prepare") -> dict:
     source = {"S3DataSource": {"S3Uri": "s3://b/code/0123/"}}
     return {
         "AlgorithmSpecification": {"TrainingImage": image},
+        "HyperParameters": {"stage": stage},
         "InputDataConfig": [{"ChannelName": "code", "DataSource": source}],
     }
 
@@ -56,9 +57,14 @@ def test_what_is_here_is_uploaded_beside_the_code(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     folder = wheels.folder_of(IMAGE.format("py312"))
     folder.mkdir(parents=True)
-    (folder / "a.whl").write_bytes(b"a")
+    files = [folder / f"{name}-1-py3-none-any.whl" for name in ("awkward", "awkward_cpp", "gigatoken", "zlib_ng")]
+    for file in files:
+        file.write_bytes(b"a")
     (upload,) = wheels.travelling(request(IMAGE.format("py312")), Target("aws", "us-west-2"), print)
-    assert (upload.uri, upload.files) == ("s3://b/code/0123/wheels/", (("a.whl", folder / "a.whl"),))
+    assert (upload.uri, upload.files) == ("s3://b/code/0123/wheels/", tuple((file.name, file) for file in files))
+    (upload,) = wheels.travelling(request(IMAGE.format("py312"), "train"), Target("aws", "us-west-2"), print)
+    assert upload.files == ((files[3].name, files[3]),), "training never makes tokens"
+    assert wheels.travelling(request(IMAGE.format("py312"), "compile"), Target("aws", "us-west-2"), print) == []
 
 
 @pytest.mark.skipif("SMTRAIN_WHEELS" not in os.environ, reason="asks a package index for some 40 MB")

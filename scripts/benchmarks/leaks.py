@@ -1,6 +1,6 @@
 """How well secrets are told from innocent values: 20,000 generated of 20 kinds each, found and hidden, by kind.
 
-    scripts/bench secrets [--json] [--count 1000] [--seed 0]
+    scripts/bench leaks [--json] [--count 1000] [--seed 0]
 
 A secret is `found` where a config that holds it is refused (its name is told with it), and `hidden` where it is gone
 from an error message that repeats it. The rates without the library (detect-secrets) are those of a container.
