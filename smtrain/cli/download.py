@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +14,26 @@ from smtrain.text import say
 app = options.app()
 
 
+class WhatOption(str, Enum):
+    """What of a job to copy."""
+
+    model = "model"
+    checkpoints = "checkpoints"
+    metrics = "metrics"
+    all = "all"
+
+
 @app.command()
 def download(
     job: options.JobName,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put it.", show_default=False)],
+    what: Annotated[
+        WhatOption,
+        typer.Option(help="Which of it; `all` makes a folder of each kind, `metrics` has TensorBoard's files too."),
+    ] = WhatOption.model,
     target: options.Where = None,
 ) -> None:
-    """Copy what a job produced into a folder."""
+    """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured."""
     from smtrain.job.handle import Job
 
-    say(Job(job, options.name_of(target)).download(folder))
+    say(Job(job, options.name_of(target)).download(folder, what.value))

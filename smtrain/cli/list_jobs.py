@@ -10,6 +10,7 @@ from smtrain.cli import options
 from smtrain.text import say
 
 app = options.app()
+COUNTED = 500  # jobs beyond the limit that are counted, at a hundred a call
 
 
 @app.command()
@@ -18,11 +19,12 @@ def list_(
     name: Annotated[Optional[str], typer.Option(help="Only jobs whose name contains this.")] = None,  # noqa: UP045
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first; a last line says how many more there are."""
     from smtrain.job.stages import list_jobs
     from smtrain.job.target import Target
 
-    jobs = list_jobs(Target(target.value), name_contains=name, limit=limit)
+    found = list_jobs(Target(target.value), name_contains=name, limit=limit + COUNTED)
+    jobs, more = found[:limit], len(found) - limit
     if not jobs:
         say(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
         return
@@ -30,3 +32,6 @@ def list_(
     for job in jobs:
         created = job.summary["CreationTime"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
         say(f"{job.name:{width}}  {job.known_status:10}  {created}")
+    if more > 0:
+        many = "at least " if more == COUNTED else ""
+        say(f"{many}{more} more: `--limit {len(found)}` shows them too, `--name TEXT` those whose name contains TEXT")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smtrain.cli import options
 from smtrain.text import say
@@ -46,11 +46,38 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     if planned := ticket.read(_tags(handle, told["TrainingJobArn"])):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
         say(f"plan:        {ticket.compare(planned, median(rates) if rates else None)}")
-    for uri in handle.checkpoints:
-        say(f"checkpoint:  {uri}")
-    say(f"output:      {handle.output}")
+    for line in left_behind(handle, told):
+        say(line)
     if (why := handle.explain()).failed:
         say(why)
+
+
+def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
+    """What the job has left so far, where it lies, and the command that copies it or goes on from it."""
+    from smtrain.job.handle import ENDED
+    from smtrain.job.results import exported, parts, stage_of
+
+    ended, copy = told["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
+    stage = (stage_of(job.name) or ("", ""))[1]
+    saved = parts(job, "checkpoints", told)
+    lines = [f"checkpoint:  step {int(part.folder.rpartition('_')[2])}, {part.uri}" for part in saved]
+    if saved:
+        lines.append(f"             {copy} --what checkpoints")
+    elif stage == "train":
+        lines.append("checkpoint:  none yet")
+    for part in parts(job, "metrics", told):
+        lines += [f"metrics:     {part.uri}", f"             {copy} --what metrics"]
+    for part in parts(job, "model", told):
+        heading = "model:" if stage == "export" else "output:"
+        lines += [f"{heading:12} {part.uri}", f"             {copy}"]
+    if stage == "train" and ended:
+        if export := exported(job, told):
+            lines += [f"model:       {export.output}", f"             smtrain download {export.name} FOLDER"]
+        elif told["TrainingJobStatus"] == "Completed":
+            lines.append("next:        `smtrain run CONFIG`, with the config of this job, exports the model")
+        elif saved:
+            lines.append("next:        the command that started this job goes on from the last checkpoint")
+    return lines
 
 
 def _tags(job: Job, arn: str) -> list[dict[str, str]]:

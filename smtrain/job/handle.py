@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from smtrain.errors import JobError
 from smtrain.job.attach import place_of
 from smtrain.job.checkpoints import saved_steps
-from smtrain.job.inputs import download, split_uri
+from smtrain.job.inputs import split_uri
 from smtrain.job.logs import STEP_PATTERN, Line, step_records
+from smtrain.job.results import What, fetch
 from smtrain.job.target import Target, TargetName
 
 if TYPE_CHECKING:
@@ -144,7 +145,11 @@ class Job:
 
         Whole means: its manifest is there, and so is every file that the manifest names, with its size.
         """
-        checkpointing = self.describe().get("CheckpointConfig")
+        return self.saved(self.describe())
+
+    def saved(self, told: dict[str, Any]) -> list[str]:
+        """`checkpoints` of a job that was described already. Parts that a prepare job keeps are none."""
+        checkpointing = told.get("CheckpointConfig")
         if not checkpointing:
             return []
         return [step.uri for step in saved_steps(self.target, checkpointing["S3Uri"], self.name) if step.whole]
@@ -258,10 +263,15 @@ class Job:
             raise JobError(f"{self.name} left no {name} in {self.output}") from None
         return body
 
-    def download(self, folder: str | Path) -> Path:
-        """Copy what the job left in /opt/ml/model into `folder`."""
-        download(self.target, self.output, Path(folder))
-        return Path(folder)
+    def download(self, folder: str | Path, what: What = "model") -> Path:
+        """Copy what the job left into `folder`; returns the folder.
+
+        `model` is what it left in /opt/ml/model, `checkpoints` its whole checkpoints, a folder a step, `metrics` what
+        it left in /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all` makes a folder of each.
+
+        Raises `JobError` where the job has left nothing of that kind.
+        """
+        return fetch(self, Path(folder), what)
 
 
 def _milliseconds(since: datetime | float | None) -> int | None:

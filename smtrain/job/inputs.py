@@ -175,7 +175,8 @@ def download(target: Target, uri: str, folder: Path) -> int:
     if not found:
         raise JobError(f"{uri} is empty; there is nothing to download")
     for item in found:
-        path = (folder / item["Key"][len(prefix) :].lstrip("/")).resolve()
+        name = item["Key"][len(prefix) :].lstrip("/") or item["Key"].rpartition("/")[2]  # the object itself
+        path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
             raise JobError(f"{item['Key']}: leads out of {folder}; not downloaded")
         path.parent.mkdir(parents=True, exist_ok=True)

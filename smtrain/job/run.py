@@ -17,6 +17,7 @@ from smtrain.follow.show import View, follow
 from smtrain.job import graphs
 from smtrain.job.handle import Job
 from smtrain.job.logs import Line
+from smtrain.job.results import What
 from smtrain.job.stages import Chain, StagePlan, jobs_of, stages_of
 from smtrain.job.submit import standing, submit
 from smtrain.job.target import TargetName, target_of
@@ -78,9 +79,20 @@ class Run:
         """s3:// prefix of the exported Hugging Face model."""
         return self.job("export").output
 
-    def download(self, folder: str | Path) -> Path:
-        """Copy the exported Hugging Face model into `folder`."""
-        return self.job("export").download(folder)
+    def download(self, folder: str | Path, what: What = "model") -> Path:
+        """Copy the exported Hugging Face model into `folder`; returns the folder.
+
+        `checkpoints` and `metrics` are those of the train stage's last job, as `Job.download` has them; `all` makes a
+        folder of each.
+        """
+        if what == "model":
+            return self.job("export").download(folder)
+        if what == "all":
+            self.job("export").download(Path(folder) / "model")
+            for kind in ("checkpoints", "metrics"):
+                self.job("train").download(Path(folder) / kind, kind)
+            return Path(folder)
+        return self.job("train").download(folder, what)
 
     @property
     def texts(self) -> list[dict[str, str]]:

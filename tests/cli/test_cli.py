@@ -68,7 +68,7 @@ SURFACE = {
         *("--lines", "--no-lines"),
     },
     "stop": {"--target", "--wait", "--detach"},
-    "download": {"--target"},
+    "download": {"--target", "--what"},
     "convert": {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--qkv", "--kv-multiplier", "--kv-order"),
         *("--dtype", "--max-shard-size", "--config"),

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 import smtrain
+from smtrain.checkpoint.about import verify
 from smtrain.demo.show import show
 from smtrain.job.inputs import list_objects, split_uri
 from smtrain.job.stages import list_jobs
@@ -235,6 +236,30 @@ def test_a_failing_stage_is_one_sentence_with_its_cause(base: dict[str, Any], tm
         smtrain.launch(base, name="broken", data={"path": str(tmp_path)}, say=lambda _: None)
 
 
+def saved_steps(job: smtrain.Job) -> list[str]:
+    return [f"{int(uri.rstrip('/').rpartition('_')[2])}," for uri in job.checkpoints]
+
+
+def test_all_that_a_train_job_left_is_downloaded(whole: smtrain.Run, tmp_path: Path) -> None:
+    job = whole.job("train")
+    metrics = job.download(tmp_path / "metrics", "metrics")
+    logged = [json.loads(line) for line in (metrics / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in logged] == [record["step"] for record in job.records]
+    assert list((metrics / "tensorboard").glob("events.*"))
+    checkpoints = job.download(tmp_path / "checkpoints", "checkpoints")
+    assert sorted(path.name for path in checkpoints.iterdir()) == [uri.split("/")[-2] for uri in job.checkpoints]
+    assert verify(checkpoints) > 0
+    everything = whole.download(tmp_path / "all", "all")
+    assert sorted(path.name for path in everything.iterdir()) == ["checkpoints", "metrics", "model"]
+    assert (everything / "model/model.safetensors").is_file()
+    with pytest.raises(smtrain.JobError, match=f"smtrain download {whole.job('export').name} FOLDER"):
+        job.download(tmp_path / "model")
+    with pytest.raises(smtrain.JobError, match="has not left a whole checkpoint; it has left model: "):
+        whole.job("export").download(tmp_path / "none", "checkpoints")
+    assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "none").exists()
+
+
 def test_the_command_line_sees_the_same_jobs(whole: smtrain.Run, local_home: Path, tmp_path: Path) -> None:
     def smtrain_cli(*arguments: str) -> str:
         command = [sys.executable, "-c", "from smtrain.cli import main; main()", *arguments]
@@ -247,7 +272,12 @@ def test_the_command_line_sees_the_same_jobs(whole: smtrain.Run, local_home: Pat
     status = smtrain_cli("status", job.name)
     assert "status:      Completed (Completed)" in status
     assert f"step:        {STEPS}  loss " in status
-    assert status.count("checkpoint:  s3://") == 2
+    assert [line.split()[2] for line in status.splitlines() if line.startswith("checkpoint:")] == saved_steps(job)
+    assert f"smtrain download {job.name} FOLDER --what checkpoints" in status
+    assert f"metrics:     {job.output.removesuffix('model/')}data/" in status
+    assert f"model:       {whole.model}" in status
+    assert f"smtrain download {whole.job('export').name} FOLDER" in status
+    assert "output:" not in status, "a train job leaves nothing there"
     lines = smtrain_cli("logs", job.name, "--grep", "^step=", "--host", "algo-1").splitlines()
     assert [line.split()[2] for line in lines] == [f"step={n}" for n in range(1, STEPS + 1)]
     assert smtrain_cli("logs", job.name, "--follow", "--grep", "^step=1 ").count("step=") == 1

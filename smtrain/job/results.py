@@ -1,0 +1,89 @@
+"""What a job leaves in S3: a model, checkpoints, and what it measured; where each lies, and how to copy it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from smtrain.errors import ConfigError, JobError
+from smtrain.job.inputs import download, list_objects
+
+if TYPE_CHECKING:
+    from smtrain.job.handle import Job
+
+What = Literal["model", "checkpoints", "metrics", "all"]
+_KINDS: tuple[What, ...] = ("model", "checkpoints", "metrics")
+_OURS = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
+_HELD = {
+    "model": "a model, nor any other file, in /opt/ml/model",
+    "checkpoints": "a whole checkpoint",
+    "metrics": "metrics in /opt/ml/output/data, which SageMaker copies when the job has ended",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One S3 prefix (or one archive) of what a job left, and the folder that it goes to, relative to the chosen one."""
+
+    uri: str
+    folder: str = ""
+
+
+def stage_of(name: str) -> tuple[str, str] | None:
+    """(run, stage) of a job that smtrain named; None for any other."""
+    match = _OURS.fullmatch(name)
+    return (match["run"], match["stage"]) if match else None
+
+
+def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[Part]:
+    """Where that kind of result lies, as far as it is there. `told` is what the job was last described as."""
+    told = told or job.describe()
+    if what == "all":
+        return [Part(p.uri, f"{kind}/{p.folder}".rstrip("/")) for kind in _KINDS for p in parts(job, kind, told)]
+    if what == "checkpoints":
+        return [Part(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(told)]
+    base = f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
+    folder, archive = ("model", "model.tar.gz") if what == "model" else ("data", "output.tar.gz")
+    return [Part(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if list_objects(job.target, uri)]
+
+
+def fetch(job: Job, folder: Path, what: What) -> Path:
+    """Copy one kind of result into `folder`; `all` makes a folder of each kind in it.
+
+    Checkpoints are copied whole, one folder a step. Raises `JobError` where the job left nothing of that kind.
+    """
+    if what not in get_args(What):
+        raise ConfigError([f"what: got {what!r}; it is one of {', '.join(get_args(What))}"])
+    told = job.describe()
+    found = parts(job, what, told)
+    if not found:
+        raise JobError(_nothing(job, what, told))
+    for part in found:
+        download(job.target, part.uri, folder / part.folder)
+    return folder
+
+
+def exported(job: Job, told: dict[str, Any]) -> Job | None:
+    """The job that exported what an ended train job had trained; None where there is none yet."""
+    from smtrain.job.stages import jobs_of
+
+    ours, ended = stage_of(job.name), told.get("TrainingEndTime")
+    if ours is None or ours[1] != "train" or ended is None:
+        return None
+    done = (one for one in jobs_of(job.target, ours[0], "export") if one.known_done)
+    return next((one for one in done if one.summary["CreationTime"] >= ended), None)
+
+
+def _nothing(job: Job, what: What, told: dict[str, Any]) -> str:
+    if what == "all":
+        return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows where it stands"
+    sentence = f"{job.name} has not left {_HELD[what]}"
+    if what == "model" and (export := exported(job, told)):
+        return f"{sentence}; {export.name} exported what it trained: `smtrain download {export.name} FOLDER`"
+    if others := [kind for kind in _KINDS if kind != what and parts(job, kind, told)]:
+        sentence += f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what {others[0]}`"
+    if what == "model" and (ours := stage_of(job.name)) and ours[1] == "train":
+        sentence += "; `smtrain run CONFIG` exports the model"
+    return sentence
