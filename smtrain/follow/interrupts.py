@@ -18,6 +18,25 @@ _STUCK_SECONDS = 2.0
 """A Ctrl-C so long after one that had no effect raises wherever it comes: what is shown to does not take it."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, by which nothing was lost. A notebook shows its sentence in place of a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython's own hook."""
+        return [str(self)]
+
+
+@contextmanager
+def gently(sentence: str) -> Iterator[None]:
+    """Within, and in a function that has this as its decorator, Ctrl-C ends in `Interrupted` with the sentence."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(sentence) from None
+
+
 class Interrupts:
     """Whether Ctrl-C was pressed."""
 

@@ -1,8 +1,8 @@
-"""The live panel in a notebook: the terminal's, as HTML, drawn again in its place."""
+"""The live panel in a notebook: a block of HTML, drawn again in its place."""
 
 from __future__ import annotations
 
-import io
+import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from smtrain.follow.follower import Event
-from smtrain.follow.panel import LivePanel
+from smtrain.follow.panel import written
 from smtrain.follow.progress import Progress
+from smtrain.report.html import block, curves
 
 _EVERY_S = 0.5
-_WIDTH = 110  # characters
-_BLOCK = '<pre style="line-height:1.25;white-space:pre;overflow-x:auto">{code}</pre>'
+_LINES = 8
 
 
 def here() -> bool:
@@ -25,13 +25,24 @@ def here() -> bool:
     return hasattr(shell, "kernel")
 
 
-def html_of(panel: LivePanel) -> str:
-    """The panel as a block of HTML, with everything escaped that a job wrote."""
-    from rich.console import Console
+def bundle_of(progress: Progress) -> dict[str, str]:
+    """The panel as a notebook's display takes it: HTML, and a line of text for whoever shows no HTML."""
+    lines = [written(line, progress.hosts) for line in list(progress.lines)[-_LINES:]]
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "text/html": block(progress, lines, _hint(progress)),
+        "text/plain": f"{progress.name}: {progress.summary(now)}",
+    }
 
-    console = Console(record=True, file=io.StringIO(), width=_WIDTH, force_jupyter=False)
-    console.print(panel)
-    return console.export_html(inline_styles=True, code_format=_BLOCK)
+
+def _hint(progress: Progress) -> str:
+    if progress.ended:
+        return curves(progress)
+    job = f'smtrain.Job("{progress.name}")'
+    return (
+        "interrupting the kernel leaves it running, and running the cell again comes back to it; "
+        f"{job}.stop() stops it: a train job saves a checkpoint first, from which the next launch goes on"
+    )
 
 
 @contextmanager
@@ -40,17 +51,17 @@ def notebook_panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event],
     from IPython import display
 
     make: Any = display  # IPython's types leave these out
-    panel = LivePanel(progress, way_out="interrupting the kernel leaves it running")
-    handle = make.display(make.HTML(html_of(panel)), display_id=True)
+    handle = make.display(bundle_of(progress), raw=True, display_id=True)
     drawn = time.monotonic()
 
     def take(event: Event) -> None:
         nonlocal drawn
         if time.monotonic() - drawn >= _EVERY_S:
-            handle.update(make.HTML(html_of(panel)))
+            handle.update(bundle_of(progress), raw=True)
             drawn = time.monotonic()
 
     try:
         yield take
     finally:
-        handle.update(make.HTML(html_of(panel) if keep else ""))
+        gone = {"text/html": "", "text/plain": ""}
+        handle.update(bundle_of(progress) if keep else gone, raw=True)

@@ -29,8 +29,8 @@ def written(line: Line, hosts: int) -> str:
 class LivePanel:
     """Draws a `Progress` anew each time it is rendered."""
 
-    def __init__(self, progress: Progress, lines: int = 10, way_out: str = "Ctrl-C leaves it running") -> None:
-        self.progress, self.lines, self.way_out = progress, lines, way_out
+    def __init__(self, progress: Progress, lines: int = 10) -> None:
+        self.progress, self.lines = progress, lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -41,7 +41,7 @@ class LivePanel:
             Group(*self._rows(now, room)),
             title=Text.assemble((clean(p.name), "bold"), f" on {p.target}"),
             title_align="left",
-            subtitle=self.way_out if not p.ended else None,
+            subtitle=None if p.ended else "Ctrl-C leaves it running",
             subtitle_align="right",
             border_style=colour,
         )
@@ -65,7 +65,7 @@ class LivePanel:
                 table.add_column()
             table.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in numbers))
             yield table
-            finite = list(p.losses)
+            finite = [loss for _, loss in p.points]
             if len(finite) > 1:
                 first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
                 yield Text(first + sparkline(finite, room - len(first) - len(last)) + last, "blue")

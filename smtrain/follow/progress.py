@@ -31,7 +31,8 @@ class Progress:
     told: dict[str, Any] = field(default_factory=dict)
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
     """What the panel shows; whoever follows appends it."""
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    """(step, loss) of the steps so far."""
     last: dict[str, float] = field(default_factory=dict)
     """Numbers of the last step's line."""
     _heard: float = field(default_factory=time.monotonic)
@@ -46,7 +47,7 @@ class Progress:
             if record := step_record(event.text):
                 self.last = record
                 if "loss" in record:
-                    self.losses.append(record["loss"])
+                    self.points.append((record["step"], record["loss"]))
                 self._steps.append((event.timestamp, record["step"]))
 
     @property

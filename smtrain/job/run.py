@@ -13,10 +13,12 @@ from smtrain.config import JobConfig, Stage, load_config
 from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.errors import JobError
+from smtrain.follow.interrupts import Interrupted, gently
 from smtrain.follow.show import View, follow
 from smtrain.job import graphs
 from smtrain.job.handle import Job
 from smtrain.job.logs import Line
+from smtrain.job.preview import Request
 from smtrain.job.results import What
 from smtrain.job.stages import Chain, StagePlan, jobs_of, stages_of
 from smtrain.job.submit import standing, submit
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Say = Callable[[str], None]
+_SAME_CALL = "interrupted: what has been started goes on, and the same call comes back to it"
 
 
 @dataclass(frozen=True)
@@ -105,11 +108,15 @@ def request(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
     set_: Sequence[str] = (), **sections: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """The CreateTrainingJob request that `launch` would send for a first attempt. Sends nothing, starts nothing."""
+    """The CreateTrainingJob request that `launch` would send for a first attempt. Sends nothing, starts nothing.
+
+    A dict, which a notebook shows as one line that opens.
+    """
     config = load_config(source, set_=set_, **sections)
-    return Chain(config, target_of(config, target), look=False).plan(stage).request
+    return Request(Chain(config, target_of(config, target), look=False).plan(stage).request)
 
 
+@gently(_SAME_CALL)
 def launch(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
     again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = print, view: View | None = None,
@@ -138,6 +145,7 @@ def launch(
     return job
 
 
+@gently(_SAME_CALL)
 def run(
     source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
     set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None,
@@ -148,7 +156,8 @@ def run(
     With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
     interrupted goes on. `on_line` gets every log line in place of `say`, `check` and `view` are those of `launch`.
     Raises `JobError` with the cause at the first stage that does not end well. Ctrl-C leaves the job of the moment
-    running and ends the call with KeyboardInterrupt; the same call later goes on with it.
+    running and ends the call with KeyboardInterrupt, in a notebook without a traceback; the same call later goes on
+    with it.
     """
     config = load_config(source, set_=set_, **sections)
     chain = Chain(config, target_of(config, target))
@@ -185,7 +194,7 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
     if on_line is None:
         if not follow(job, replace(view, keep=False), say):
             say("the same call goes on with this stage and those after it")
-            raise KeyboardInterrupt
+            raise Interrupted(f"interrupted: {job.name} goes on, and the same call comes back to it")
     else:
         for event in job.events():
             if isinstance(event, Line):

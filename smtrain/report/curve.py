@@ -44,9 +44,12 @@ def save_curve(records: Records, path: Path, title: str) -> Path:
     return path
 
 
-def svg(records: Records, width: int = 480, height: int = 120, points: int = 400) -> str:
-    """The loss by step as an inline SVG of at most `points` points; empty where there are not two."""
-    pairs = [(r["step"], r["loss"]) for r in records if isfinite(r.get("loss", _NAN))]
+def svg(losses: Sequence[tuple[float, float]], width: int = 720, height: int = 110, points: int = 400) -> str:
+    """(step, loss) pairs as an inline SVG of at most `points` points; empty where there are not two.
+
+    `width` and `height` are pixels; in a narrower place it shrinks.
+    """
+    pairs = [(step, loss) for step, loss in losses if isfinite(loss)]
     if len(pairs) > points:
         pairs = [pairs[i * (len(pairs) - 1) // (points - 1)] for i in range(points)]
     if len(pairs) < 2:
@@ -62,12 +65,12 @@ def svg(records: Records, width: int = 480, height: int = 120, points: int = 400
     line = " ".join(at(x, y) for x, y in pairs)
     label = 'font-size="11" font-family="sans-serif" fill="currentColor"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
-        f'aria-label="loss by step">'
-        f'<path d="M{left},{top}V{bottom}H{right}" fill="none" stroke="#999"/>'
-        f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="1.6"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="loss by step" '
+        f'style="display:block;width:100%;max-width:{width}px;height:auto">'
+        f'<path d="M{left},{top}V{bottom}H{right}" fill="none" stroke="#888"/>'
+        f'<polyline points="{line}" fill="none" stroke="#3d8fd1" stroke-width="1.6"/>'
         f'<text x="{left - 4}" y="{top + 8}" text-anchor="end" {label}>{high:.3g}</text>'
         f'<text x="{left - 4}" y="{bottom}" text-anchor="end" {label}>{low:.3g}</text>'
-        f'<text x="{left}" y="{height - 5}" {label}>step {x0:.0f}</text>'
+        f'<text x="{left}" y="{height - 5}" {label}>loss by step, {x0:.0f}</text>'
         f'<text x="{right}" y="{height - 5}" text-anchor="end" {label}>{x1:.0f}</text></svg>'
     )
