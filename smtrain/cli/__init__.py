@@ -9,6 +9,7 @@ import sys
 
 # command -> (module that holds `app`, what it does)
 COMMANDS = {
+    "init": ("smtrain.cli.init", "Write a commented config, from three questions or three options."),
     "plan": ("smtrain.cli.plan", "Say before paying: does it fit, how fast, how long, how much, what is better."),
     "check": (
         "smtrain.cli.check",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import yaml
 
 from smtrain.cli import options
@@ -15,13 +13,9 @@ app = options.app()
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a config, for editors."""
-    from smtrain.config import JobConfig
+    from smtrain.config.editor import schema_text
 
-    say(
-        json.dumps(
-            {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}, indent=2
-        )
-    )
+    say(schema_text(), end="")
 
 
 @app.command()

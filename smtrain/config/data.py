@@ -13,7 +13,7 @@ class TextSource(Section):
     """One source of a mixture."""
 
     path: str
-    """Like data.path."""
+    """Text of this source, in every form that data.path takes."""
     weight: float | None = Field(None, gt=0)
     """Its share of the samples, relative to the others'; for all sources or for none (every sample once an epoch)."""
 
@@ -40,15 +40,15 @@ class Data(Section):
     strip_control: bool = False
     """Remove control and zero-width characters and the carriage returns of line ends."""
     min_characters: int = Field(0, ge=0)
-    """Leave out shorter documents, counted."""
+    """Leave out documents with fewer characters; the log says how many."""
     deduplicate: bool = False
-    """Leave out documents that came before, exactly alike, counted; the first 25 million are remembered."""
+    """Leave out documents that are exactly like an earlier one; the first 25 million are remembered."""
     document_mask: bool = False
-    """Pre-training: attention and positions stay within a document; sft keeps its samples apart always."""
+    """Pre-training: keep attention and positions within each document; sft always keeps its samples apart."""
     overlong: Literal["truncate", "drop"] = "truncate"
-    """What becomes of an sft sample that is longer than train.seq_len + 1 tokens."""
+    """Whether an sft sample of more than train.seq_len + 1 tokens is cut or left out."""
     max_bad: int = Field(0, ge=0)
-    """How many unreadable records to skip, each reported, before giving up."""
+    """How many unreadable records to skip, each reported, before the job gives up."""
     workers: int | None = Field(None, ge=1)
     """Threads that tokenize; default: one per CPU core."""
 

@@ -47,24 +47,24 @@ class Parallel(Section):
     """How the model is cut over processes."""
 
     tp: int = Field(1, ge=1)
-    """Tensor-parallel degree."""
+    """Tensor-parallel degree: how many processes share every layer."""
     pp: int = Field(1, ge=1)
-    """Pipeline-parallel degree (number of stages)."""
+    """Pipeline-parallel degree: into how many stages the layers are cut."""
     dp: int | None = Field(None, ge=1)
-    """Data-parallel degree; default: all processes / (tp x pp)."""
+    """Data-parallel degree: how many copies of the model train, each on other data; default: processes / (tp x pp)."""
     micro_batch_size: int = Field(1, ge=1)
-    """Sequences per data-parallel rank in one pipeline slot."""
+    """Sequences that one copy of the model takes at a time. More is faster and needs more memory."""
     sequence_parallel: bool = False
-    """Cut activations along the sequence between tensor-parallel regions."""
+    """Also cut what lies between the shared layers, along the sequence: less memory; needs tp > 1 to have an effect."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` (engine nxd)
     recomputes softmax attention only."""
     zero1: bool = True
-    """Split optimizer state over data-parallel ranks; only engine nxd can do without."""
+    """Split the optimizer's state over the copies of the model; only engine nxd can do without."""
     pipeline_cuts: tuple[int, ...] = ()
     """Engine nxd: the last layer of every pipeline stage but the last; default: even stages, the remainder last."""
     virtual_stages: int = Field(1, ge=1)
-    """Engine nxd: stages of each pipeline rank, dealt round robin (interleaved schedule)."""
+    """Engine nxd: how many stages each pipeline rank holds (interleaved schedule)."""
 
 
 class Train(Section):
@@ -75,17 +75,17 @@ class Train(Section):
     objective: Literal["pretrain", "sft"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
     steps: int = Field(1000, ge=0, le=10**9)
-    """Optimizer steps in all; a run that resumes goes on up to this number."""
+    """Optimizer steps of the whole run; one that resumes goes on up to this number."""
     global_batch_size: int = Field(8, ge=1, le=10**7)
-    """Sequences per optimizer step over all data-parallel ranks."""
+    """Sequences per optimizer step over all machines; a multiple of dp x parallel.micro_batch_size."""
     seq_len: int = Field(4096, ge=2, le=10**8)
-    """Tokens per sequence."""
+    """Tokens per sequence; at most what the model has positions for."""
     lr: float = Field(1.5e-4, gt=0)
     """Peak learning rate."""
     min_lr: float = Field(0.0, ge=0)
     """Learning rate at the end of a cosine or linear schedule."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    """Shape after warm-up."""
+    """How the learning rate falls after warm-up: not at all, along a cosine, or in a straight line."""
     warmup_steps: int = Field(0, ge=0, le=10**9)
     """Steps of linear warm-up from 0 to `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -95,44 +95,44 @@ class Train(Section):
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay; norms and biases are exempt."""
     grad_clip: float = Field(1.0, gt=0)
-    """Largest gradient norm over the whole mesh."""
+    """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the data order and of a start from scratch."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Of weights and activations; optimizer state and master weights are fp32 always."""
+    """Number format of weights and activations; optimizer state and master weights are always fp32."""
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
     stall_minutes: float = Field(30, ge=0, le=100_000)
-    """End the job, with where each rank stands, when no step was done for so long; 0: never."""
+    """Minutes without a finished step after which the job ends, saying where each rank stands; 0: never."""
     log_interval: int = Field(1, ge=1)
     """Steps between log lines."""
     save_interval: int = Field(100, ge=1)
-    """Steps between checkpoints; the last step is saved always."""
+    """Steps between checkpoints; the last step is always saved."""
 
 
 class Compute(Section):
     """The machines, and for how long."""
 
     instance_type: str = Field("ml.trn1.32xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
-    """Of the train stage."""
+    """Instance type of the train stage, such as ml.trn1.32xlarge."""
     instance_count: int = Field(1, ge=1, le=10_000)
-    """Hosts of the train stage."""
+    """Number of instances of the train stage."""
     processes_per_instance: int | None = Field(None, ge=1, le=1024)
     """Training processes per host; default: the instance's Neuron cores, else 1."""
     cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
-    """Of the stages that need no accelerator: prepare, convert, export, generate."""
+    """Instance type of the stages that need no accelerator: prepare, convert, export, generate."""
     volume_gb: int = Field(256, ge=1, le=16384)
-    """Disk per host, GiB; ignored by AWS on types with their own NVMe disks."""
+    """Disk of each instance, in GiB; AWS ignores it for types that have NVMe disks of their own."""
     max_run: Seconds = Field(86400, ge=1, le=28 * 86400)
-    """The job is stopped after this long, 28 days at most."""
+    """Longest time a job may run, in seconds or as 90m, 12h, 3d; at most 28 days. It is then stopped."""
     compile_ahead: bool = False
     """Engine nxd on AWS: a run compiles its graphs on one instance (stage compile) before all of them train."""
     keep_alive: Seconds = Field(0, le=21600)
-    """Keep the train stage's machines this long afterwards (warm pool); an hour is what AWS documents as the most."""
+    """Keep the train stage's machines this long afterwards, billed (warm pool); AWS documents an hour as the most."""
     spot: bool = False
-    """Spot machines for the train stage."""
+    """Use spot machines for the train stage: cheaper, and AWS may take them back at any time."""
     max_wait: Seconds | None = Field(None, ge=1, le=28 * 86400)
-    """With spot: longest time in all, waiting included; default: twice max_run."""
+    """With spot: longest time from creation to end, waiting included; default: twice max_run."""
     retries: int | None = Field(None, ge=1, le=30)
     """Times SageMaker itself starts the train job again after an InternalServerError; default: never."""
     session_tag_chaining: bool = False
@@ -148,69 +148,69 @@ class Compute(Section):
     pool_wait: Seconds = 0
     """Wait this long for a warm pool that a matching job still uses; 0: start on other machines."""
     price_limit: float | None = Field(None, ge=0)
-    """Dollars above which starting a run on AWS asks first, by its plan; default: never."""
+    """Dollars: a run on AWS whose plan costs more asks before it starts; default: it never asks."""
     image: str | None = None
     """Container image URI; default: the newest Neuron training image of the region."""
     role: str | None = None
     """Execution role: its ARN or its name; needed with target aws, but in SageMaker Studio, which has one."""
     region: str | None = None
-    """AWS region; default: the session's."""
+    """AWS region, such as us-west-2; default: that of the environment or profile, as boto3 finds it."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables of the container."""
+    """Further environment variables of the container. Never put a secret here."""
 
 
 class Checkpoint(Section):
     """Where training state is kept."""
 
     s3_uri: str | None = Field(None, pattern=r"^s3://.+")
-    """Default: <output.s3_uri>/<name>/checkpoints/."""
+    """s3:// prefix of the checkpoints; default: <output.s3_uri>/<name>/checkpoints/."""
     keep: int = Field(2, ge=1)
-    """Newest checkpoints kept; the only whole one is never deleted."""
+    """How many of the newest checkpoints are kept; the only whole one is never deleted."""
     form: Literal["pt", "xser"] = "pt"
-    """Engine nxd: one file a rank, or one a tensor, written by all data-parallel ranks."""
+    """Engine nxd: one file per rank (pt), or one per tensor, written by all data-parallel ranks (xser)."""
     asynchronous: bool = False
-    """Engine nxd: write in the background; a checkpoint counts when the next one begins, or at the end."""
+    """Engine nxd: write in the background; a checkpoint is finished when the next one begins, or at the end."""
     resume: bool = True
     """Go on from the newest whole checkpoint of this run, if there is one."""
     verify: Literal["full", "size"] = "full"
     """Before the first step: compare the hash of every file that is read with the one written, or its size only."""
     step: int | None = Field(None, ge=0)
-    """Go on from this step's checkpoint; those after it are abandoned. Default: the newest."""
+    """Resume from the checkpoint of this step and abandon later ones; default: the newest."""
 
 
 class Output(Section):
     """Where results go."""
 
     s3_uri: str | None = Field(None, pattern=r"^s3://.+")
-    """Default: s3://<the target's default bucket>/smtrain."""
+    """s3:// prefix of everything that runs write; default: s3://<SageMaker's default bucket>/smtrain."""
     kms_key: str | None = None
-    """KMS key of results."""
+    """ID or ARN of the KMS key that encrypts results; default: the bucket's own encryption."""
     volume_kms_key: str | None = None
-    """KMS key of the hosts' volumes; has no meaning on types with their own NVMe disks. Default: kms_key."""
+    """ID or ARN of the KMS key of the instances' disks; no effect on types with NVMe disks. Default: kms_key."""
 
 
 class Generate(Section):
     """What the generate stage asks the exported model."""
 
     prompts: tuple[str, ...] = ("Once upon a time",)
-    """One completion each; with train.objective sft one answer, the prompt being what a user says."""
+    """Prompts to complete, one completion each; with train.objective sft, questions to answer."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest completion, in tokens."""
     temperature: float = Field(0.0, ge=0)
-    """0 takes the likeliest token each time."""
+    """Randomness of the text: 0 takes the likeliest token each time, 1 follows the model's probabilities."""
 
 
 class Network(Section):
     """VPC and isolation."""
 
     subnets: tuple[str, ...] = ()
-    """Subnet ids; with security_group_ids."""
+    """IDs of the VPC subnets that jobs run in; needs security_group_ids too."""
     security_group_ids: tuple[str, ...] = ()
-    """Security group ids; with subnets."""
+    """IDs of the security groups of the jobs' machines; needs subnets too."""
     encrypt_inter_container_traffic: bool = False
-    """Encrypt what hosts send each other (slower)."""
+    """Encrypt the traffic between the machines of a job; slower."""
     isolation: bool = False
-    """No network for the container beyond the cluster."""
+    """Give containers no network but that between the machines of the job."""
 
 
 def _or_auto(schema: dict[str, Any]) -> None:
@@ -222,20 +222,29 @@ class JobConfig(Section):
     """A run from text to a trained model: every stage reads the part that concerns it."""
 
     name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
-    """Name of the run: prefix of its jobs and of its folder in S3."""
+    """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
     target: Literal["local", "aws"] = "local"
-    """Where jobs go unless the call says otherwise."""
+    """Where jobs run: `local` is this machine, `aws` SageMaker; `--target` overrides it."""
     model: Model
+    """The model that training starts from."""
     data: Data = Data()
+    """The text, and how it is read."""
     parallel: Parallel = Field(Parallel(), json_schema_extra=_or_auto)
+    """How the model is cut over processes; the word `auto` lets the planner choose the fastest cut that fits."""
     train: Train = Train()
+    """The training itself: how long, how large, how fast it learns."""
     compute: Compute = Compute()
+    """The machines, and for how long."""
     checkpoint: Checkpoint = Checkpoint()
+    """Where training state is kept, and what a resume reads."""
     output: Output = Output()
+    """Where results go."""
     generate: Generate = Generate()
+    """What the generate stage asks the exported model."""
     network: Network = Network()
+    """VPC and isolation."""
     tags: dict[str, str] = Field(default_factory=dict)
-    """Tags of every job."""
+    """Tags of every job, as key: value. Everyone who may describe the job can read them."""
 
     @property
     def processes_per_instance(self) -> int:

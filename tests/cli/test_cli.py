@@ -16,6 +16,7 @@ import yaml
 from smtrain.cli import COMMANDS
 
 SURFACE = {
+    "init": {"--model", "--data", "--machines", "--force"},
     "plan": {
         "--set",
         "--model",

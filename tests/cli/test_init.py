@@ -1,0 +1,106 @@
+"""`smtrain init`: three questions or three options, and the config that it writes loads and says what its keys mean."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from smtrain import ConfigError, load_config
+from smtrain.cli.init import app
+from smtrain.config.editor import FILE
+
+DEMO = ("--model", "demo://tiny-llama", "--data", "demo://python-stdlib")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(*arguments: str) -> None:
+    app(args=list(arguments), standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    "machines", ["here", "ml.trn1.2xlarge", "ml.trn1.32xlarge:2", "ml.trn2.48xlarge", "ml.trn1.32xlarge:3"]
+)
+@pytest.mark.parametrize("model", ["demo://tiny-llama", "hf://someone/unknown", "s3://bucket/pythia-1b"])
+def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model: str) -> None:
+    data = "demo://python-stdlib" if machines == "here" else "s3://bucket/text/"
+    init("--model", model, "--data", data, "--machines", machines)
+    config = load_config("smtrain.yaml")
+    assert config.model.path == model
+    assert config.target == ("local" if machines == "here" else "aws")
+    assert config.compute.instance_count == int([*machines.split(":"), "1"][1])
+    text = Path("smtrain.yaml").read_text()
+    assert text.splitlines()[0] == f"# yaml-language-server: $schema={FILE}"
+    jsonschema.Draft202012Validator(yaml.safe_load(FILE.read_text())).validate(yaml.safe_load(text))
+    keys = [line for line in text.splitlines() if line.startswith("  ") and not line.lstrip().startswith("#")]
+    assert all(text.splitlines()[text.splitlines().index(key) - 1].startswith("  # ") for key in keys), "each explained"
+
+
+def test_paths_are_those_of_the_config_wherever_it_lies(model_folder: Path, text_folder: Path) -> None:
+    Path("configs").mkdir()
+    init("configs/run.yaml", "--model", "model", "--data", "text", "--machines", "here")
+    config = load_config("configs/run.yaml")
+    assert (Path(config.model.path).resolve(), Path(config.data.path or "").resolve()) == (model_folder, text_folder)
+    assert config.train.seq_len == 256, "the model has no more positions"
+
+
+def test_a_file_is_replaced_only_if_asked_to() -> None:
+    Path("smtrain.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match=r"smtrain\.yaml is there already; name another file, or --force replaces it"):
+        init(*DEMO, "--machines", "here")
+    assert Path("smtrain.yaml").read_text() == "mine"
+    init(*DEMO, "--machines", "here", "--force")
+    assert load_config("smtrain.yaml").name == "tiny-llama"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((*DEMO, "--machines", "two"), "machines: got 'two'; say here, or an instance type"),
+        ((*DEMO, "--machines", "ml.trn1.2xlarge:0"), "machines: got 'ml.trn1.2xlarge:0'"),
+        (("--model", "nowhere", *DEMO[2:], "--machines", "here"), "model.path: .*nowhere"),
+        (("no/folder.yaml", *DEMO, "--machines", "here"), "no: no such folder"),
+        (DEMO, "--machines: is missing, and there is no terminal to ask on"),
+    ],
+)
+def test_what_cannot_run_is_said_and_nothing_is_written(
+    arguments: tuple[str, ...], sentence: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(ConfigError, match=sentence):
+        init(*arguments)
+    assert list(here.iterdir()) == []
+
+
+def test_on_a_terminal_it_asks_three_questions(here: Path) -> None:
+    ours, theirs = pty.openpty()
+    command: list[Any] = [sys.executable, "-m", "smtrain", "init"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=here) as process:
+        os.close(theirs)
+        said = ""
+        for answer in ("", "", "ml.trn1.32xlarge:2"):
+            while not said.endswith("]: "):
+                said += os.read(ours, 4096).decode()
+            os.write(ours, f"{answer}\n".encode())
+            said += " "
+        while process.poll() is None and "wrote" not in said:
+            said += os.read(ours, 4096).decode()
+    os.close(ours)
+    assert process.returncode == 0, said
+    config = load_config(here / "smtrain.yaml")
+    assert (config.model.path, config.compute.instance_type, config.compute.instance_count) == (
+        "demo://tiny-llama", "ml.trn1.32xlarge", 2,
+    )  # fmt: skip
