@@ -75,7 +75,7 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
 
 
 def text_of(content: dict[str, Any], *, left_open: dict[str, str]) -> str:
-    """The config as YAML. `left_open` holds keys such as `compute.role` that stand there as comments: an example each."""
+    """The config as YAML. `left_open`: examples of keys such as `compute.role`, which are put there as comments."""
     lines = [comment(), "# Every key and its default: docs/reference/config.md, or `smtrain config schema`.", ""]
     for key, value in content.items():
         lines += _described(JobConfig, key, "")

@@ -34,7 +34,7 @@ def init(*arguments: str) -> None:
 @pytest.mark.parametrize(
     "machines", ["here", "ml.trn1.2xlarge", "ml.trn1.32xlarge:2", "ml.trn2.48xlarge", "ml.trn1.32xlarge:3"]
 )
-@pytest.mark.parametrize("model", ["demo://tiny-llama", "hf://someone/unknown", "s3://bucket/pythia-1b"])
+@pytest.mark.parametrize("model", ["demo://tiny-llama", "hf://someone/unknown", "s3://bucket/llama-3.2-1b"])
 def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model: str) -> None:
     data = "demo://python-stdlib" if machines == "here" else "s3://bucket/text/"
     init("--model", model, "--data", data, "--machines", machines)
