@@ -32,7 +32,7 @@ def init(*arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "machines", ["here", "ml.trn1.2xlarge", "ml.trn1.32xlarge:2", "ml.trn2.48xlarge", "ml.trn1.32xlarge:3"]
+    "machines", ["here", "ml.trn1n.32xlarge", "ml.trn1.32xlarge:2", "ml.trn2.48xlarge", "ml.trn1.32xlarge:3"]
 )
 @pytest.mark.parametrize("model", ["demo://tiny-llama", "hf://someone/unknown", "s3://bucket/llama-3.2-1b"])
 def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model: str) -> None:
@@ -73,6 +73,10 @@ def test_a_file_is_replaced_only_if_asked_to() -> None:
         ((*DEMO, "--machines", "ml.trn1.2xlarge:0"), "machines: got 'ml.trn1.2xlarge:0'"),
         (("--model", "nowhere", *DEMO[2:], "--machines", "here"), "model.path: .*nowhere"),
         (("no/folder.yaml", *DEMO, "--machines", "here"), "no: no such folder"),
+        (
+            ("--model", "s3://bucket/llama-3-8b", "--data", "s3://bucket/text/", "--machines", "ml.trn1.2xlarge"),
+            "parallel: auto finds no mesh of 1 x ml.trn1.2xlarge that fits the model",
+        ),
         (DEMO, "--machines: is missing, and there is no terminal to ask on"),
     ],
 )
