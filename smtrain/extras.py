@@ -10,13 +10,17 @@ from importlib import metadata
 from importlib.util import find_spec
 
 MODULES = {
-    "local": ("moto", "mfusepy", "requests", "werkzeug", "flask"),
-    "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "gigatoken", "tensorboard"),
+    "local": ("moto", "mfusepy", "werkzeug", "flask"),
+    "train": (
+        "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "gigatoken", "awkward", "huggingface_hub",
+        "jinja2", "tensorboard",
+    ),
     "convert": ("numpy", "zlib_ng"),
+    "hub": ("datasets",),
     "s3": ("s3fs", "fsspec"),
     "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel"),
     "aws": ("sagemaker",),
-}
+}  # fmt: skip
 
 
 def present(module: str) -> bool:

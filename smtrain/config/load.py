@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from smtrain.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
-from smtrain.config.section import kinds
+from smtrain.config.section import is_section, kinds
 from smtrain.config.yaml_file import parse
 from smtrain.errors import ConfigError
 
@@ -154,9 +154,9 @@ def _is_text(parts: list[str]) -> bool:
     """Whether a key takes nothing but text, as `name` does: `--set name=123` means the characters."""
     model: Any = JobConfig
     for part in parts[:-1]:
-        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        field = model.model_fields.get(part) if is_section(model) else None
         model = field.annotation if field else None
-    if not (isinstance(model, type) and issubclass(model, BaseModel)) or parts[-1] not in model.model_fields:
+    if not is_section(model) or parts[-1] not in model.model_fields:
         return False
     return kinds(model, parts[-1]) <= {str, NoneType}
 
@@ -224,6 +224,6 @@ def _siblings(key: str) -> list[str]:
     for part in key.split(".")[:-1]:
         field = model.model_fields.get(part)
         model = field.annotation if field else None
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        if not is_section(model):
             return []
     return list(model.model_fields)

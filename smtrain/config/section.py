@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from math import inf
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -34,6 +34,11 @@ class Section(BaseModel):
 
 
 @cache
+def is_section(annotation: Any) -> bool:
+    """Whether a field's type is a section of keys. (Python 3.10 takes dict[str, str] for a class.)"""
+    return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, BaseModel)
+
+
 def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
     """The plain types that a field takes, by itself or as items."""
 

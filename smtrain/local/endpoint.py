@@ -24,6 +24,7 @@ from smtrain.disk import disk_sentence
 from smtrain.errors import LocalError
 from smtrain.extras import missing, present
 from smtrain.home import home as default_home
+from smtrain.local import moto_contract
 from smtrain.local.room import probe
 from smtrain.text import say
 
@@ -211,6 +212,8 @@ _revived: set[int] = set()
 def _start(home: Path) -> Endpoint:
     if not present("moto"):
         raise LocalError(missing("moto"))
+    if fault := moto_contract.fault():
+        raise LocalError(fault)
     state = state_folder(home)
     package_parent = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "smtrain.local.serve", "--home", str(home)]

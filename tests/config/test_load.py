@@ -27,6 +27,13 @@ def test_yaml_keywords_and_set_give_the_same_object(raw: dict[str, Any], tmp_pat
     assert from_file.train.lr == 2e-4
 
 
+def test_set_reaches_keys_that_a_user_names(raw: dict[str, Any]) -> None:
+    """A table of the user's own keys is no section. A number is no text: with quotes it is."""
+    with pytest.raises(ConfigError, match=r"tags\.team"):
+        load_config(raw, set_=["tags.team=5"])
+    assert load_config(raw, set_=["tags.team='5'"]).tags == {"team": "5"}
+
+
 def test_later_sources_win_and_merge_by_key(raw: dict[str, Any]) -> None:
     config = load_config(raw, train={"lr": 1e-3}, set_=["train.steps=7"])
     assert (config.train.lr, config.train.steps, config.train.seq_len) == (1e-3, 7, 32)

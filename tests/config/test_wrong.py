@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from smtrain import ConfigError, JobConfig, load_config
-from smtrain.config.section import kinds
+from smtrain.config.section import is_section, kinds
 
 SECTIONS = {name: field.annotation for name, field in JobConfig.model_fields.items()}
 FIELDS = [
     (section, field, kinds(model, field))
     for section, model in SECTIONS.items()
-    if isinstance(model, type) and issubclass(model, BaseModel)
+    if is_section(model)
     for field in model.model_fields
 ]
 

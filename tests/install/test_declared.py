@@ -1,0 +1,57 @@
+"""What a container is asked to have, and what pip is asked for, are one list (deptry holds it against the imports)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+try:
+    import tomllib
+except ImportError:
+    import tomli as tomllib  # type: ignore[no-redef]
+
+REPOSITORY = Path(__file__).parents[2]
+# Every image with a Neuron runtime brings its own build; the launcher needs it of images that have it, no more.
+OF_THE_IMAGE = {"torch", "packaging"}
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def by_name(lines: list[str]) -> dict[str, Requirement]:
+    return {canonicalize_name(r.name): r for r in map(Requirement, lines)}
+
+
+def of_the_file(name: str) -> dict[str, Requirement]:
+    text = (REPOSITORY / "entrypoints" / name).read_text().replace("\\\n", " ")
+    lines = [re.split(r"\s--hash|#", line)[0].strip() for line in text.splitlines()]
+    return by_name([line for line in lines if line])
+
+
+def test_containers_ask_for_what_the_extra_train_asks_for(project: dict[str, Any]) -> None:
+    train = by_name(project["optional-dependencies"]["train"])
+    declared = by_name(project["dependencies"]) | train
+    asked, travelling = of_the_file("requirements.txt"), of_the_file("wheels.txt")
+    for name, requirement in asked.items():
+        assert str(requirement.specifier) == str(declared[name].specifier), f"{name} of entrypoints/requirements.txt"
+    assert train.keys() - asked.keys() - travelling.keys() == OF_THE_IMAGE
+    for name, pinned in travelling.items():
+        [version] = pinned.specifier
+        if name in declared:
+            assert declared[name].specifier.contains(version.version), f"{name} of entrypoints/wheels.txt"
+
+
+def test_every_requirement_has_a_floor(project: dict[str, Any]) -> None:
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    for line in [*project["dependencies"], *(line for name in extras if name != "dev" for line in extras[name])]:
+        requirement = Requirement(line)
+        floors = {found.operator for found in requirement.specifier}
+        assert ">=" in floors or canonicalize_name(requirement.name) == "smtrain", line
