@@ -50,6 +50,7 @@ def stage(config: JobConfig, container: Container) -> None:
     places = (sources, container.model_dir, container.channel("model"))
     common = {
         "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers, "max_bad": data.max_bad,
+        "parts": parts(container),
     }  # fmt: skip
     if config.train.objective == "sft":
         manifest = prepare_sft(*places, overlong=data.overlong, **common)
@@ -59,7 +60,6 @@ def stage(config: JobConfig, container: Container) -> None:
             text_column=data.text_column,
             separator=data.separator,
             cleaning=Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
-            parts=parts(container),
             **common,
         )
     print(

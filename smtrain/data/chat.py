@@ -109,7 +109,7 @@ def _clean(text: str) -> str:
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer folder; `about` says how answers are found in what it writes."""
+    """The chat template of a tokenizer folder; `source` is its text, `about` says how answers are found."""
 
     def __init__(self, folder: Path) -> None:
         """Raises DataError for a tokenizer that does not load, or that has no template."""
@@ -125,6 +125,7 @@ class ChatTemplate:
                 f"the tokenizer of model.path ({folder}) has no chat template, in which train.objective: sft spells "
                 "conversations; put a chat_template.jinja beside its tokenizer.json (docs/sft.md has one)."
             )
+        self.source: str = template
         self._ends = tuple(self._tokenizer.get_added_vocab())
         self._marked = bool(_MARKS.search(template))
         how = "its generation marks" if self._marked else "what each turn adds to its prompt"

@@ -57,9 +57,7 @@ class How:
 
     def digest(self, files: list[list[SourceFile]]) -> str:
         """Equal for runs that write the same bytes."""
-        # another machine mounts the same objects elsewhere, and at another time
-        known = ("name", "kind", "bytes") if self.parts else ("path", "name", "kind", "bytes", "stamp")
-        names = [[{key: getattr(file, key) for key in known} for file in part] for part in files]
+        names = [[file.identity(elsewhere=self.parts is not None) for file in part] for part in files]
         settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
         return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES])
 

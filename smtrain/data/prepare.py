@@ -7,12 +7,10 @@ alone. A few blocks per thread are under way at a time, which bounds the memory 
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from smtrain.config.schema import digest
@@ -20,16 +18,15 @@ from smtrain.data import blocks, encoder
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.encoder import Encoder, MismatchError, Plain
 from smtrain.data.journal import Journal
-from smtrain.data.manifest import NAME, PREFIX, Manifest
-from smtrain.data.parts import Parts, StoppedError
+from smtrain.data.manifest import Manifest
+from smtrain.data.parts import Parts
 from smtrain.data.pieces import How, cores, pieces
 from smtrain.data.progress import Progress, console
+from smtrain.data.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sources import Format, SourceFile, find_files
 from smtrain.data.tally import Tally
 from smtrain.data.tokenizer import tokenizer_facts
 from smtrain.errors import DataError
-
-MARK_BYTES = 64 << 20
 
 
 def prepare(
@@ -62,6 +59,7 @@ def prepare(
     """
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
+    say = say or to_stderr
     facts = tokenizer_facts(tokenizer)
     if append_eod and facts.eos_id is None:
         raise DataError(
@@ -72,10 +70,7 @@ def prepare(
     left_out: list[str] = []
     files = [find_files(source, format, exclude=output, say=left_out.append) for source in sources]
     for sentence in left_out:
-        (say or _to_stderr)(f"prepare: {sentence}")
-    if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file; give a folder for the prepared tokens.")
-    created = not output.exists()
+        say(f"prepare: {sentence}")
     how = How(
         tokenizer,
         facts,
@@ -86,13 +81,10 @@ def prepare(
         workers,
         parts,
     )
-    journal = Journal(output / f".{PREFIX}.partial")
-    keep, stopped = True, False
-    try:
+    with unfinished(output, parts) as journal:
         with ExitStack() as stack:
             report = progress or stack.enter_context(console())
-            tally = _tally(files, how, journal, max_bad, report, say or _to_stderr)
-        keep = False
+            tally = _tally(files, how, journal, max_bad, report, say)
         tally.check(seq_len, sources)
         manifest = Manifest(
             vocab_size=facts.vocab_size,
@@ -118,24 +110,7 @@ def prepare(
             tokenized_by=tally.tokenized_by,
             left_out=left_out,
         )
-        # from here on a few renames: without its manifest the folder is no dataset, so a mixture is never read
-        (output / NAME).unlink(missing_ok=True)
-        for name in manifest.files:
-            (journal.folder / name).replace(output / name)
-        manifest.save(output)
-        return manifest
-    except DataError:
-        keep = False  # what is wrong with the input would be found again
-        raise
-    except StoppedError:
-        stopped = True
-        raise
-    finally:
-        if parts is not None and not keep:
-            parts.clear()
-        journal.close(remove=not keep or stopped)  # a job's output folder goes to S3
-        if created and output.is_dir() and not any(output.iterdir()):
-            output.rmdir()
+        return publish(journal, manifest, output)
 
 
 def _tally(
@@ -149,9 +124,7 @@ def _tally(
         return _run(files, how, journal, chosen, max_bad, report, say)
     except MismatchError as error:
         say(f"prepare: beginning again with tokenizers: {error}")
-        journal.clear()
-        if how.parts:
-            how.parts.clear()
+        forget(journal, how.parts)
         return _run(files, how, journal, Plain(how.tokenizer), max_bad, report, say)
 
 
@@ -161,11 +134,13 @@ def _run(
 ) -> Tally:  # fmt: skip
     """All blocks of all sources, from where the journal is."""
     settings = digest([how.digest(files), chosen.name])
-    tally = _gone_on(files, how, journal, chosen, settings)
-    if tally.done_bytes:
-        say(f"prepare: going on after {tally.done_bytes / 1e6:,.1f} MB that are done")
-    total, before, began = sum(f.bytes for part in files for f in part), tally.done_bytes, time.monotonic()
-    told, marking = before, min(MARK_BYTES, how.parts.every) if how.parts else MARK_BYTES
+
+    def empty() -> Tally:
+        return Tally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate)
+
+    tally = gone_on(empty, settings, journal, how.parts)
+    total = sum(file.bytes for part in files for file in part)
+    marker = Marker(tally, total, settings, journal, how.parts, report, say)
     try:
         with ThreadPoolExecutor(how.workers or cores(), thread_name_prefix="tokenize") as pool:
             for part in range(tally.part, len(files)):
@@ -173,43 +148,8 @@ def _run(
                 found = (b for f in files[part] for b in blocks.cut_file(f, how.text_column, how.separator))
                 for piece in pieces(islice(found, tally.blocks, None), how, chosen, pool):
                     tally.add(piece, max_bad)
-                    seconds = time.monotonic() - began
-                    report(Progress(tally.done_bytes, total, tally.documents, tally.tokens, seconds, before))
-                    stop = how.parts is not None and how.parts.stop.is_set()
-                    if tally.done_bytes - told >= marking or stop:
-                        told = tally.done_bytes
-                        mark = {"settings": settings, **tally.mark()}
-                        journal.mark(mark)
-                        if how.parts:
-                            how.parts.add(mark, tally.sizes(mark), journal.folder)
-                    if stop:
-                        raise StoppedError(f"stopped after {tally.done_bytes / 1e6:,.1f} MB; the same command goes on")
+                    marker.piece_done(tally.documents, tally.tokens)
     except BaseException:
         tally.close()
         raise
     return tally
-
-
-def _gone_on(files: list[list[SourceFile]], how: How, journal: Journal, chosen: Encoder, settings: str) -> Tally:
-    """As it was at the newest mark whose files are whole, here or in the parts; empty where there is none."""
-
-    def empty() -> Tally:
-        return Tally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate)
-
-    marked = journal.read(settings)
-    marks = how.parts.marks(settings, journal.folder) if how.parts else ()
-    for mark in chain([marked] if marked else [], marks):
-        tally = empty()
-        if tally.restore(mark):
-            return tally
-        tally.close()
-    journal.clear()
-    if how.parts:
-        how.parts.clear()
-    tally = empty()
-    tally.begin()
-    return tally
-
-
-def _to_stderr(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

@@ -31,6 +31,11 @@ class SourceFile:
     bytes: int
     stamp: str = ""
 
+    def identity(self, *, elsewhere: bool) -> dict[str, Any]:
+        """What tells whether it is the same file; `elsewhere` on another machine, which mounts it at another time."""
+        known = ("name", "kind", "bytes") if elsewhere else ("path", "name", "kind", "bytes", "stamp")
+        return {key: getattr(self, key) for key in known}
+
     @property
     def compression(self) -> str | None:
         """Of the whole file, by its ending: gzip, bz2, xz, zstd or None."""

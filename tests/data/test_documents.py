@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.data.indexed import IndexedWriter
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
 from smtrain.data.packed import WithinDocuments
 from smtrain.errors import DataError
+from tests.data.writer import IndexedWriter
 
 SEQ_LEN = 8
 # lengths of the sequences of each document; an empty document has none

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from smtrain.data.about import inspect, ranks, save_picture
 from smtrain.data.exchange import export_blocks, import_tokens
-from smtrain.data.indexed import IndexedDataset, IndexedWriter
+from smtrain.data.indexed import IndexedDataset
 from smtrain.data.indexes import merge, split
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
 from smtrain.data.prepare import prepare
 from smtrain.errors import DataError
+from tests.data.writer import IndexedWriter
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.data.indexed import IndexedDataset, IndexedWriter, token_dtype
+from smtrain.data.indexed import IndexedDataset, token_dtype
 from smtrain.errors import DataError
+from tests.data.writer import IndexedWriter
 
 NAMES = ["corpus", "corpus_noeod", "sentences", "merged", "int32", "multimodal"]
 

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smtrain.data import loader as loader_module
-from smtrain.data.indexed import IndexedDataset, IndexedWriter
+from smtrain.data.indexed import IndexedDataset
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
 from smtrain.data.order import Order, epoch_order
 from smtrain.errors import DataError
+from tests.data.writer import IndexedWriter
 
 SEQ_LEN = 4
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.data.indexed import IndexedWriter
 from smtrain.data.prepare import prepare
 from smtrain.data.tokenizer import load_tokenizer
+from tests.data.writer import IndexedWriter
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from smtrain.data import blocks, encoder
+from smtrain.data import blocks, encoder, resumable
 from smtrain.data import prepare as prepare_module
 from smtrain.data import progress as progress_module
 from smtrain.data.cleaning import Cleaning, Seen
@@ -301,11 +301,11 @@ def test_two_runs_do_not_write_one_folder(text: Path, tmp_path: Path, tokenizer_
 RUN = """
 import sys
 from pathlib import Path
-from smtrain.data import blocks, prepare
+from smtrain.data import blocks, prepare, resumable
 from smtrain.data.cleaning import Cleaning
 
 if __name__ == "__main__":
-    blocks.BLOCK_BYTES, prepare.MARK_BYTES = 4096, 8192
+    blocks.BLOCK_BYTES, resumable.MARK_BYTES = 4096, 8192
     print("begun", flush=True)
     prepare.prepare(
         sys.argv[3:], Path(sys.argv[1]), Path(sys.argv[2]), seq_len=32, max_bad=9,
@@ -365,7 +365,7 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
 ) -> None:
     """Every mark once, with duplicates, bad lines and a second source on either side of it."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
-    monkeypatch.setattr(prepare_module, "MARK_BYTES", 1)
+    monkeypatch.setattr(resumable, "MARK_BYTES", 1)
     rows = [{"text": f"words of text {i} " * 3} for i in range(10)]
     lines(tmp_path / "a.jsonl", [*rows, {"no": 1}, *rows[4:]])
     lines(tmp_path / "b.jsonl", [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from smtrain.data import blocks
+from smtrain.data import blocks, resumable
 from smtrain.data import sft as sft_module
 from smtrain.data.about import inspect
 from smtrain.data.exchange import export_blocks
@@ -18,6 +19,8 @@ from smtrain.data.journal import Journal
 from smtrain.data.manifest import Manifest
 from smtrain.data.packed import PackedLoader
 from smtrain.data.packing import Packing
+from smtrain.data.parts import Parts
+from smtrain.data.progress import Progress
 from smtrain.data.sft import prepare_sft
 from smtrain.errors import DataError
 from tests.cli.test_cli import smtrain
@@ -123,6 +126,49 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
         made.append({p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()})
     assert made[0] == made[1]
     assert Manifest.load(tmp_path / "out").bad_lines == ["a.jsonl, line 71: 'messages' is not a list of objects"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "from parts"])
+def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, folders: dict, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """Every mark once, with bad records, dropped samples and a second file on either side of it."""
+    for module in (blocks, sft_module):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 512)
+    monkeypatch.setattr(resumable, "MARK_BYTES", 1)
+    rows: list[Any] = [{"messages": talk(f"question {i}", "answer " * (i % 40))} for i in range(1, 12)]
+    for name in ("a", "b"):
+        write(tmp_path / f"in/{name}.jsonl", [*rows, {"messages": "none"}, *rows[:4]])
+
+    def run(out: Path, blocks: int | None = None) -> dict[str, bytes]:
+        seen = 0
+
+        def stop(_: Progress) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == blocks:
+                raise InterruptedError
+
+        copies = Parts(tmp_path / "parts", 1) if elsewhere else None
+        options = {"overlong": "drop", "max_bad": 2, "workers": 1, "progress": stop, "parts": copies}
+        prepared(tmp_path / "in", out, folders["chatml"], said, **options)
+        counts.append(seen)
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    said: list[str] = []
+    counts: list[int] = []
+    wanted = run(tmp_path / "undisturbed")
+    whole = counts[0]
+    assert whole >= 4
+    for read in range(1, whole + 1):
+        with pytest.raises(InterruptedError):
+            run(tmp_path / "out", read)
+        if elsewhere:
+            shutil.rmtree(tmp_path / "out")
+        assert run(tmp_path / "out") == wanted
+        assert counts[-1] == whole - read + 1, "marked blocks were done again"
+        shutil.rmtree(tmp_path / "out")
+    assert not list(tmp_path.glob("parts/*"))
 
 
 def test_bad_records_are_told_with_file_and_line(tmp_path: Path, folders: dict) -> None:
