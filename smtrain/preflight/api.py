@@ -31,7 +31,7 @@ CHECKS: dict[str, Check] = {
     "data": dataset.data,
     "text": dataset.text,
     "inputs": storage.inputs,
-    "disk": disk.volume,
+    "disk": disk.disks,
     "resume": resume.resume,
     "memory": cost.memory,
     "time": cost.time,

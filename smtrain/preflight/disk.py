@@ -1,4 +1,4 @@
-"""The disk of a prepare job: its tokens and the copy of them that outlives the machine."""
+"""The disks of jobs: a prepare job's tokens and the copy that outlives the machine, a train job's checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.config import textfiles
+from smtrain.errors import ConfigError
+from smtrain.facts import table
 from smtrain.job.request import takes_volume
 from smtrain.preflight.context import Context
 from smtrain.preflight.dataset import described_in
@@ -20,8 +22,19 @@ PACKED = {"gzip": 3.5, "zstd": 4.0, "bz2": 4.5, "xz": 5.0}
 PARQUET = 2.5
 COPIES = 2
 """tokens.bin, and the parts that another machine would go on from."""
+GB_PER_GIB = (1 << 30) / 1e9
 REST_GB = 20
 """The image's layers and logs."""
+
+
+HELD_BESIDES = 2
+"""Checkpoints on a host beyond checkpoint.keep: the one being written, and one that has not arrived in S3 yet."""
+
+
+def disks(context: Context) -> Iterator[Finding]:
+    """Those of the prepare job and of the train job."""
+    yield from volume(context)
+    yield from checkpoints(context)
 
 
 def volume(context: Context) -> Iterator[Finding]:
@@ -48,6 +61,32 @@ def volume(context: Context) -> Iterator[Finding]:
         f"{about}, and the prepare job has {compute.volume_gb} GB",
         f"set compute.volume_gb: {-(-int(most) // 50) * 50} for the prepare stage, or prepare the text in several runs",
     )  # fmt: skip
+
+
+def checkpoints(context: Context) -> Iterator[Finding]:
+    """Whether each host's disk, its own or compute.volume_gb, holds the checkpoints that lie there at a time."""
+    config, compute = context.config, context.config.compute
+    plan = context.plan
+    if "train" not in context.stages or isinstance(plan, ConfigError):
+        return
+    kind, count = compute.instance_type, compute.instance_count
+    volume = takes_volume(kind)
+    has = compute.volume_gb if volume else table("instances")["instances"].get(kind, {}).get("disk_gib", 0) * GB_PER_GIB
+    if not has:
+        return
+    held, size = config.checkpoint.keep + HELD_BESIDES, plan.checkpoint_gib * GB_PER_GIB
+    most = held * size / count + REST_GB
+    about = (
+        f"{held} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count} hosts take {most:,.0f} GB of each"
+    )
+    whose = f"the train job's {compute.volume_gb} GB" if volume else f"the {has:,.0f} GB of {kind}'s own disks"
+    if most <= has:
+        yield Finding("disk", "ok", f"{about}, of {whose}")
+        return
+    remedy = "lower checkpoint.keep, or take more hosts"
+    if volume:
+        remedy = f"set compute.volume_gb: {-(-int(most) // 50) * 50}, or {remedy}"
+    yield Finding("disk", "fault", f"{about}, which is more than {whose}", remedy)
 
 
 def _text_bytes(context: Context, path: str) -> float:

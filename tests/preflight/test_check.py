@@ -576,4 +576,11 @@ def test_the_disk_of_a_prepare_job_must_hold_its_tokens(aws: dict[str, Any]) -> 
     told = only_fault(report(small, "disk"), "disk")
     assert "take 20 to 20 GB, and the prepare job has 1 GB" in told
     assert "set compute.volume_gb: 50" in told
-    assert [f.level for f in report(aws, "disk") if f.check == "disk"] == ["ok"]
+    assert [f.level for f in report(aws, "disk") if f.check == "disk"] == ["ok", "ok"]
+
+
+def test_the_disks_of_a_train_job_must_hold_its_checkpoints(aws: dict[str, Any]) -> None:
+    kept = {**aws, "checkpoint": {"keep": 10**8}}
+    told = only_fault(report(kept, "disk", "train"), "disk")
+    assert "100000002 checkpoints of 0.0 GB over 2 hosts take" in told
+    assert f"{TYPE}'s own disks\nlower checkpoint.keep" in told
