@@ -11,7 +11,7 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.checkpoint.convert import convert
 
     tp, pp = config.parallel.tp, config.parallel.pp
-    convert(container.channel("model"), container.model_dir, tp=tp, pp=pp)
+    convert(container.channel("model"), container.model_dir, tp=tp, pp=pp, overwrite=True)
     print(f"{tp * pp} shards for tp {tp} x pp {pp}", flush=True)
 
 

@@ -38,6 +38,7 @@ def convert(
     dtype: str | None = None,
     max_shard_size: int = 5_000_000_000,
     config: Path | str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write the weights of `source` into `target`, which appears whole or stays as it was.
 
@@ -45,9 +46,11 @@ def convert(
     config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's own saves. `kv_order` is the
     chip's order of repeated key/value heads, of the target and of a source without a manifest: tiled (trn1) or grouped
     (trn2). `dtype` (bf16, fp32, fp16) converts on the way. From native to native the optimizer's state goes along, and
-    training goes on from the result. Run again after an interruption, it goes on where it was.
+    training goes on from the result. Run again after an interruption, it goes on where it was; run again after it has
+    ended, it leaves what it made.
 
-    Raises CheckpointError where the source cannot be read or the two overlap, ConfigError where an option is none or
+    Raises CheckpointError where the source cannot be read, the two overlap or, unless `overwrite`, other files of the
+    target would be replaced, ConfigError where an option is none or
     the model cannot be cut for (tp, pp).
     """
     choices: list[tuple[str, Any, tuple[Any, ...]]] = [
@@ -63,6 +66,8 @@ def convert(
     ]
     whole = [("tp", tp), ("pp", pp), ("kv_multiplier", 1 if kv_multiplier is None else kv_multiplier)]
     faults += [f"{key}: got {got}; must be at least 1" for key, got in whole if got < 1]
+    named = [("source", source), ("target", target), *([] if config is None else [("config", config)])]
+    faults += [f"{key}: is an empty name; name a folder or an s3:// URI" for key, got in named if not str(got).strip()]
     if max_shard_size < 1:
         faults.append(f"max_shard_size: got {max_shard_size} bytes; must be at least 1")
     if faults:
@@ -74,9 +79,9 @@ def convert(
     weights = weights if dtype is None else Cast(weights, DTYPES[dtype])
     if to == "hf":
         beside = config if config is not None else (source if is_hf_folder(place(source)) else None)
-        write_hf(weights, target, beside, max_shard_size)
+        write_hf(weights, target, beside, max_shard_size, overwrite)
     elif to == "native":
-        write_native(weights, target, tp=tp, pp=pp, state=state)
+        write_native(weights, target, tp=tp, pp=pp, state=state, overwrite=overwrite)
     else:
         write_nxd(
             weights,
@@ -88,6 +93,7 @@ def convert(
             kv_multiplier=kv_multiplier,
             cuts=cuts,
             form=form,
+            overwrite=overwrite,
         )
 
 

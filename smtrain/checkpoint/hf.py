@@ -151,6 +151,7 @@ def write_hf(
     target: Path | str,
     companions: Path | str | None = None,
     max_shard_size: int = 5_000_000_000,
+    overwrite: bool = True,
 ) -> None:
     """Write an ordinary Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
@@ -183,7 +184,7 @@ def write_hf(
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
     extras["config.json"] = _json(_with_dtype(for_everyone(config), {tensor.dtype for tensor in tensors.values()}))
     replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
-    produce(source, target, Plan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces))
+    produce(source, target, Plan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces), overwrite)
 
 
 def _jobs(source: WeightSource, container: Container) -> list[Job]:

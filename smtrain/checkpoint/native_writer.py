@@ -16,8 +16,9 @@ from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file, write_stream
 from smtrain.checkpoint.places import is_uri
+from smtrain.checkpoint.plan import others
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.staging import Staging, staged
+from smtrain.checkpoint.staging import Staging, is_unfinished, present, staged
 from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
@@ -26,8 +27,9 @@ _PRECISIONS = {BF16: "bf16", FP32: "fp32"}
 
 
 def write_native(
-    source: WeightSource, target: Path | str, *, tp: int, pp: int, state: StateReader | None = None
-) -> None:
+    source: WeightSource, target: Path | str, *, tp: int, pp: int, state: StateReader | None = None,
+    overwrite: bool = True,
+) -> None:  # fmt: skip
     """Write `target/step_00000000` in the cut of (tp, pp), a rank's part of one tensor in memory at a time.
 
     With `state` it is the step that the state is of, and training goes on from it; without, a model to start from.
@@ -43,6 +45,8 @@ def write_native(
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
     told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp()], default=str)
     try:
+        if not overwrite and not is_unfinished(checkpoint, manifests.NAME) and (old := sorted(present(checkpoint))):
+            raise others(checkpoint, old)
         with staged(checkpoint, hashlib.sha256(told.encode()).hexdigest(), manifests.NAME) as stage:
             if not stage.complete:
                 writer.write(stage)

@@ -33,6 +33,7 @@ def write_nxd(
     kv_multiplier: int | None = None,
     cuts: Sequence[int] | None = None,
     form: Format = "pt",
+    overwrite: bool = True,
 ) -> None:
     """Write the shards of a (tp, pp) mesh, config.json and the manifest; a few blocks are in memory at a time.
 
@@ -71,7 +72,8 @@ def write_nxd(
         "kv_multiplier": layout.kv_multiplier,
     }
     extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
-    produce(source, target, Plan(layout, groups, containers, extras, about, ("model/dp_rank_00_tp_rank_*_pp_rank_*",)))
+    replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
+    produce(source, target, Plan(layout, groups, containers, extras, about, replaces), overwrite)
 
 
 def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) -> Tensor:

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Container, Job
+from smtrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = "smtrain-weights"
@@ -64,8 +66,8 @@ def fingerprint(source: WeightSource, plan: Plan) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def manifest(plan: Plan, crcs: dict[str, dict[str, int]]) -> bytes:
-    """Sizes of all files, a crc32 of every tensor, a sha256 of every small file."""
+def manifest(plan: Plan, crcs: dict[str, dict[str, int]], work: str | None = None) -> bytes:
+    """Sizes of all files, a crc32 of every tensor, a sha256 of every small file; and, if given, whose `work` it is."""
     files: dict[str, Any] = {}
     for container in plan.containers:
         held = crcs.get(container.file, {})
@@ -74,8 +76,43 @@ def manifest(plan: Plan, crcs: dict[str, dict[str, int]]) -> bytes:
         files[container.file] = {"size": size, "crc32": {name: f"{held[name]:08x}" for name in container.offsets}}
     for file, data in plan.extras.items():
         files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    content = {"format": FORMAT, "version": VERSION, **plan.about, "files": files}
+    content = {"format": FORMAT, "version": VERSION, **plan.about, **({"work": work} if work else {}), "files": files}
     return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def is_done(plan: Plan, work: str, present: dict[str, int], told: bytes | None, target: object) -> bool:
+    """Whether the same work has been done there before: its manifest says so, and its files are there.
+
+    `present` has the size of every file of the target, `told` is its manifest. Raises CheckpointError where other files
+    would be replaced.
+    """
+    ours = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
+    old = sorted(file for file in present if file in ours or matches(file, plan.replaces))
+    if not old:
+        return False
+    try:
+        found = json.loads(told or b"{}")
+        sizes = {file: about["size"] for file, about in found["files"].items()} if found["work"] == work else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sizes = None
+    if sizes and all(present.get(file) == size for file, size in sizes.items()):
+        return True
+    raise others(target, old)
+
+
+def others(target: object, old: list[str]) -> CheckpointError:
+    """The error for files that a conversion would replace."""
+    more = f" and {len(old) - 3} more" if len(old) > 3 else ""
+    return CheckpointError(
+        f"{target} holds other files of the same names ({', '.join(old[:3])}{more}); name another folder, or replace "
+        "them with --overwrite (overwrite=True)"
+    )
+
+
+def matches(file: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a file, or a folder that it is in, has a name like one of these."""
+    parts = file.split("/")
+    return any(fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in patterns)
 
 
 def on_threads(calls: list[Callable[[], None]]) -> None:

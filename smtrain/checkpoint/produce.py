@@ -11,33 +11,45 @@ from functools import partial
 from pathlib import Path
 
 from smtrain.checkpoint.places import is_uri
-from smtrain.checkpoint.plan import MANIFEST, Plan, Progress, fingerprint, manifest, on_threads
+from smtrain.checkpoint.plan import MANIFEST, Plan, Progress, fingerprint, is_done, manifest, on_threads
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.staging import Staging, staged
+from smtrain.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, present, staged
 from smtrain.checkpoint.uploading import upload
 from smtrain.checkpoint.writing import Container, Job, run
 from smtrain.errors import CheckpointError
 
 
-def produce(source: WeightSource, target: Path | str, plan: Plan) -> None:
+def produce(source: WeightSource, target: Path | str, plan: Plan, overwrite: bool = True) -> None:
     """Write `plan` into a folder or under an s3:// URI, which has all of it afterwards, or stays as it was.
 
-    Raises CheckpointError where the source turns out broken or the target cannot be written.
+    Without `overwrite`, what the same call has done before is left. Raises CheckpointError where the source turns out
+    broken or the target cannot be written, and, without `overwrite`, where it would replace other files.
     """
     work = fingerprint(source, plan)
+    signed = None if overwrite else work
     if is_uri(target):
-        upload(source, str(target), plan, work)
+        upload(source, str(target), plan, work, overwrite)
         return
     try:
+        done = not overwrite and not is_unfinished(Path(target), MANIFEST) and _done(Path(target), plan, work)
+        if done and not any(Path(target, left).exists() for left in (PARTIAL, JOURNAL)):
+            return
         with staged(Path(target), work, MANIFEST, durable=False) as stage:  # as cp
+            if done:
+                return
             if not stage.complete:
-                _fill(source, stage, plan)
+                _fill(source, stage, plan, signed)
             stage.publish((*plan.replaces, *plan.extras))
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written ({error}); see to the disk and run it again.") from None
 
 
-def _fill(source: WeightSource, stage: Staging, plan: Plan) -> None:
+def _done(target: Path, plan: Plan, work: str) -> bool:
+    told = target / MANIFEST
+    return is_done(plan, work, present(target), told.read_bytes() if told.is_file() else None, target)
+
+
+def _fill(source: WeightSource, stage: Staging, plan: Plan, signed: str | None) -> None:
     progress = Progress(plan)
     # The kernel lets one writer into a file at a time and has the others spin; ours sleep, or hash meanwhile.
     turns = {container.file: threading.Lock() for container in plan.containers}
@@ -69,7 +81,7 @@ def _fill(source: WeightSource, stage: Staging, plan: Plan) -> None:
             _finish(stage.folder, container, {})
     keyed = [(f"{g} {job[0].name}", job) for g, group in enumerate(plan.groups) for job in group]
     on_threads([lambda key=key, job=job: one(key, job) for key, job in keyed])  # type: ignore[misc]
-    for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs)}.items():
+    for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs, signed)}.items():
         (stage.folder / file).write_bytes(data)
 
 

@@ -242,9 +242,24 @@ def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) ->
     staging.close(keep=False)
 
 
+def present(folder: Path) -> dict[str, int]:
+    """The size of every file of a target, but those that are only staged; empty where there is none."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        name: path.stat().st_size
+        for name, path in found.items()
+        if not name.startswith(f"{PARTIAL}/") and name != JOURNAL
+    }
+
+
+def is_unfinished(folder: Path, marker: str) -> bool:
+    """Whether a conversion was killed while it put its files into `folder`."""
+    return (folder / PARTIAL / _MOVING).exists() and not (folder / marker).exists()
+
+
 def refuse_unfinished(folder: Path, marker: str) -> None:
     """Raises CheckpointError where a conversion was killed while it put its files into `folder`."""
-    if (folder / PARTIAL / _MOVING).exists() and not (folder / marker).exists():
+    if is_unfinished(folder, marker):
         raise CheckpointError(f"{folder} is half of a conversion that was interrupted; run the conversion again.")
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from typing import Any
 
 from smtrain.checkpoint.places import RemotePlace, filesystem
-from smtrain.checkpoint.plan import MANIFEST, Plan, Progress, manifest, on_threads
+from smtrain.checkpoint.plan import MANIFEST, Plan, Progress, is_done, manifest, matches, on_threads
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL
 from smtrain.checkpoint.writing import Container, Job, run
@@ -24,16 +23,24 @@ _PART = 8 << 20  # bytes of one part of a multipart upload
 _UNSAID = 64 << 20  # bytes of finished files after which the journal, one object, is written again
 
 
-def upload(source: WeightSource, target: str, plan: Plan, work: str) -> None:
+def upload(source: WeightSource, target: str, plan: Plan, work: str, overwrite: bool = True) -> None:
     """Write `plan` under a URI; `work` says what the journal is of.
 
     Raises CheckpointError where the source turns out broken or the target cannot be written; what the conversion wrote
-    is gone then.
+    is gone then. Without `overwrite`, what has been done before is left, and other files are an error.
     """
     try:
         fs, prefix = filesystem(target)
         present = {path: (size, version) for path, size, version in RemotePlace(target).stamp()}
-        writer = _Writer(source, plan, _Journal(fs, prefix, target, work, present), present)
+        if not overwrite and (JOURNAL not in present or MANIFEST in present):
+            told = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
+            if is_done(plan, work, {path: size for path, (size, _) in present.items()}, told, target):
+                if JOURNAL in present:  # of a run killed right after its manifest
+                    fs.rm_file(f"{prefix}/{JOURNAL}")
+                return
+        writer = _Writer(
+            source, plan, None if overwrite else work, _Journal(fs, prefix, target, work, present), present
+        )
     except CheckpointError:
         raise
     except Exception as error:  # each client has kinds of its own
@@ -151,16 +158,16 @@ class _Upload:
 
 class _Writer:
     def __init__(
-        self, source: WeightSource, plan: Plan, journal: _Journal, present: dict[str, tuple[int, str]]
+        self, source: WeightSource, plan: Plan, signed: str | None, journal: _Journal, present: dict[str, Any]
     ) -> None:
-        self._source, self._plan, self._journal, self._present = source, plan, journal, present
+        self._source, self._plan, self._signed, self._journal, self._present = source, plan, signed, journal, present
         self._fs, self._prefix = journal.fs, journal.prefix
         self._progress, self._lock = Progress(plan), threading.Lock()
         self._open: list[_Upload] = []
         """Begun, and not there."""
         self._files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
         old = present.keys() - set(journal.files)
-        self._stale = [file for file in old if file not in self._files and _matches(file, plan.replaces)]
+        self._stale = [file for file in old if file not in self._files and matches(file, plan.replaces)]
         self._mixed = bool(self._stale or self._files & old) or journal.mixed
         # xser has too many files to keep them all back
         xser = any(".tensors/" in container.file for container in plan.containers)
@@ -180,7 +187,10 @@ class _Writer:
         while self._open:
             self._commit(self._open[0])
         self._remove(self._stale)
-        for file, data in {**self._plan.extras, MANIFEST: manifest(self._plan, self._progress.crcs)}.items():
+        for file, data in {
+            **self._plan.extras,
+            MANIFEST: manifest(self._plan, self._progress.crcs, self._signed),
+        }.items():
             self._fs.pipe_file(f"{self._prefix}/{file}", data)
         self._journal.end()
 
@@ -248,9 +258,3 @@ class _Writer:
     def _remove(self, files: list[str]) -> None:
         for file in files:
             self._fs.rm_file(f"{self._prefix}/{file}")
-
-
-def _matches(file: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file, or a folder that it is in, has a name like one of these."""
-    parts = file.split("/")
-    return any(fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in patterns)

@@ -30,6 +30,7 @@ def convert(
     dtype: Annotated[Optional[str], typer.Option(help="bf16, fp32 or fp16; the source's by default.")] = None,  # noqa: UP045
     max_shard_size: Annotated[str, typer.Option(help="Of Hugging Face files.")] = "5GB",
     config: Annotated[Optional[str], typer.Option(help="Folder of config.json, where the source has none.")] = None,  # noqa: UP045
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Convert weights; run it again after an interruption and it goes on where it was."""
     import smtrain
@@ -52,6 +53,7 @@ def convert(
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
         config=config,
+        overwrite=overwrite,
     )
     say(f"{target} is whole")
 

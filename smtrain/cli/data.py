@@ -41,6 +41,7 @@ def prepare(
     objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
     overlong: Annotated[str, typer.Option(help="sft: truncate or drop longer samples.")] = "truncate",
     no_eod: Annotated[bool, typer.Option("--no-eod", help="No end-of-document token.")] = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Tokenize text; run it again after an interruption and it goes on where it was."""
     if (objective, overlong) not in [(o, long) for o in ("pretrain", "sft") for long in ("truncate", "drop")]:
@@ -49,7 +50,10 @@ def prepare(
         )
     if unicode not in ("none", "nfc", "nfkc"):
         raise ConfigError([f"--unicode {unicode}: must be none, nfc or nfkc"])
-    common: dict[str, Any] = {"seq_len": seq_len, "format": form, "workers": workers, "max_bad": max_bad}
+    options.folder_of("OUT", output)
+    common: dict[str, Any] = {
+        "seq_len": seq_len, "format": form, "workers": workers, "max_bad": max_bad, "overwrite": overwrite,
+    }  # fmt: skip
     if objective == "sft":
         made = _module("sft").prepare_sft(inputs, Path(output), Path(model), overlong=overlong, **common)
     else:
@@ -70,10 +74,11 @@ def prepare(
 def merge(
     datasets: Annotated[list[str], typer.Argument(metavar="DATASET...", help=DATASET)],
     output: Annotated[str, typer.Argument(metavar="PREFIX", help="Of the pair to write.")],
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Append datasets to one another."""
     prefixes = [prefix for name in datasets for prefix in _module("exchange").prefixes(Path(name))]
-    say(f"{output}: {_module('indexes').merge(prefixes, Path(output)):,} documents")
+    say(f"{output}: {_module('indexes').merge(prefixes, Path(output), overwrite=overwrite):,} documents")
 
 
 @app.command()
@@ -81,12 +86,13 @@ def split(
     dataset: Dataset,
     output: Annotated[str, typer.Argument(metavar="PREFIX", help="Of PREFIX_0, PREFIX_1...")],
     shares: Annotated[list[float], typer.Argument(metavar="SHARE...", help="Of the tokens, e.g. 98 1 1.")],
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Cut a dataset between documents, in order."""
     found = _module("exchange").prefixes(Path(dataset))
     if len(found) != 1:
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
-    for made in _module("indexes").split(found[0], Path(output), shares):
+    for made in _module("indexes").split(found[0], Path(output), shares, overwrite=overwrite):
         say(made)
 
 
@@ -120,6 +126,7 @@ def inspect(
 @app.command()
 def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     """Write blocks of input_ids, attention_mask and labels that `datasets.load_from_disk` opens."""
+    options.folder_of("OUT", output)
     say(f"{output}: {_module('exchange').export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
 
 
@@ -129,9 +136,11 @@ def import_(
     output: Out,
     model: Model,
     seq_len: SeqLen = 4096,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Make a prepared dataset of tokens that others wrote."""
-    made = _module("exchange").import_tokens(Path(source), Path(output), Path(model), seq_len)
+    options.folder_of("OUT", output)
+    made = _module("exchange").import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
 
 

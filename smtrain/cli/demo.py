@@ -15,9 +15,10 @@ CONFIG = Path(__file__).resolve().parent.parent / "demo" / "tiny-llama.yaml"
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the model and the loss curve go.")] = Path("runs/demo"),
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Where the model and the loss curve go.")] = "runs/demo",
     set_: options.Set = None,
     again: options.Again = False,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """From this machine's Python sources to a trained model that writes text; a second call skips what is done."""
     from rich.console import Console
@@ -25,5 +26,6 @@ def demo(
     from smtrain.demo.show import show
     from smtrain.job.run import run
 
+    options.folder_of("--out", out)
     done = run(CONFIG, target="local", again=again, set_=set_ or ())
-    show(done, out, Console())
+    show(done, Path(out), Console(), overwrite=overwrite)

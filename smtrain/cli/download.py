@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,14 +25,19 @@ class WhatOption(str, Enum):
 @app.command()
 def download(
     job: options.JobName,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put it.", show_default=False)],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to put it.", show_default=False)],
     what: Annotated[
         WhatOption,
         typer.Option(help="Which of it; `all` makes a folder of each kind, `metrics` has TensorBoard's files too."),
     ] = WhatOption.model,
     target: options.Where = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured."""
+    """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured.
+
+    Files that are there and the same are left; other files are never replaced, unless with --overwrite.
+    """
     from smtrain.job.handle import Job
 
-    say(Job(job, options.name_of(target)).download(folder, what.value))
+    options.folder_of("FOLDER", folder)
+    say(Job(job, options.name_of(target)).download(folder, what.value, overwrite=overwrite))

@@ -61,6 +61,7 @@ FromStep = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(metavar="N", help="Go on from this step's checkpoint, and abandon later ones.", show_default=False),
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
 Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]
 
 
@@ -85,6 +86,19 @@ def seconds_of(option: str, text: str | None) -> float | None:
         return float(seconds(text))
     except ValueError as error:
         raise JobError(f"{option} {text}: {error}") from None
+
+
+def folder_of(option: str, text: str | None) -> str | None:
+    """A folder that will be written into, as it was typed; raises `JobError` where it cannot be one."""
+    from pathlib import Path
+
+    from smtrain.errors import JobError
+
+    if text is not None and not text.strip():
+        raise JobError(f"{option} is an empty name; name a folder (`.` is the working directory)")
+    if text is not None and Path(text).is_file():
+        raise JobError(f"{option} {text}: is a file; name a folder")
+    return text
 
 
 def view_of(plain: bool, every: str | None) -> View:

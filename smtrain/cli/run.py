@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -28,9 +27,10 @@ def run(
     plain: options.Plain = False,
     every: options.Every = None,
     download: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Copy the exported model into this folder at the end.", show_default=False),
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end.", show_default=False),
     ] = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Take a config through all its stages; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.before import planned
@@ -38,6 +38,7 @@ def run(
     from smtrain.job.run import run as run_all
     from smtrain.job.stages import stages_of
 
+    options.folder_of("--download", download)
     where, dry = options.name_of(target), dry_run or show_uploads
     loaded = load_config(config, set_=options.keys_of(set_, from_step))
     loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
@@ -50,7 +51,7 @@ def run(
     view = options.view_of(plain, every)
     done = run_all(loaded, target=where, again=again, check=not no_check, view=view)
     if download:
-        say(f"model: {done.download(download)}")
+        say(f"model: {done.download(download, overwrite=overwrite)}")
     say(f"model: {done.model}")
     between = "\n" if done.config.train.objective == "sft" else ""
     for text in done.texts:

@@ -7,6 +7,7 @@ folder that `datasets.load_from_disk` opens. Arrow's own files, written with pya
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from smtrain.data.checksums import SUFFIX
 from smtrain.data.indexed import IndexedDataset, write_index
-from smtrain.data.manifest import NAME, PREFIX, Manifest
+from smtrain.data.manifest import PREFIX, Manifest, files_of, refuse_others
 from smtrain.data.sources import SourceFile, find_files
 from smtrain.data.tally import fingerprint, fingerprints
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
@@ -52,11 +52,14 @@ def export_blocks(source: Path, output: Path, seq_len: int) -> int:
     """
     if output.exists():
         raise DataError(f"{output} is there already; give a new folder.")
+    if seq_len < 1:
+        raise DataError(f"seq_len is {seq_len}; give at least 1.")
     parts = [IndexedDataset(prefix) for prefix in prefixes(source)]
     counts = [len(part.tokens) // seq_len for part in parts]
     if not sum(counts):
         raise DataError(f"{source} holds fewer than {seq_len} tokens; lower --seq-len.")
     partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     partial.mkdir(parents=True)
     batches = (
         np.asarray(part.read(at * seq_len, min(at + _ROWS_PER_BATCH, count) * seq_len))
@@ -102,17 +105,20 @@ def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) ->
     return names
 
 
-def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int) -> Manifest:
+def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int, *, overwrite: bool = False) -> Manifest:
     """Make a prepared dataset of a Megatron pair (its prefix) or of Arrow or Parquet rows with a column input_ids.
 
-    Raises DataError where ids are beyond the tokenizer's vocabulary, or there is not one sample of `seq_len` + 1.
+    Raises DataError where ids are beyond the tokenizer's vocabulary, there is not one sample of `seq_len` + 1 or,
+    unless `overwrite`, `output` holds a dataset.
     """
     facts = tokenizer_facts(tokenizer)
-    if (output / NAME).exists():
-        raise DataError(f"{output} holds a dataset already; give a new folder.")
+    if not overwrite:
+        refuse_others(*files_of(output))
+    if seq_len < 1:
+        raise DataError(f"seq_len is {seq_len}; give at least 1.")
     output.mkdir(parents=True, exist_ok=True)
-    bin_path, idx_path = output / f"{PREFIX}.bin", output / f"{PREFIX}.idx"
-    (output / f"{PREFIX}{SUFFIX}").unlink(missing_ok=True)  # of an import that was killed
+    beside = output / f".{PREFIX}.partial"
+    bin_path, idx_path = (beside.with_name(beside.name + end) for end in (".bin", ".idx"))
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
         lengths, documents = _copy_pair(IndexedDataset(prefix), bin_path, facts)
@@ -123,11 +129,17 @@ def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int) -> 
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
     write_index(idx_path, facts.dtype, lengths, documents, None)
-    data = IndexedDataset(output / PREFIX)
+    data = IndexedDataset(beside)
     total = len(data.tokens)
     if total < seq_len + 1:
+        bin_path.unlink()
+        idx_path.unlink()
         raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
     ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][np.diff(data.document_index) > 0] - 1] - 1
+    for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
+        old.unlink(missing_ok=True)
+    for path, end in ((bin_path, ".bin"), (idx_path, ".idx")):
+        path.replace(output / f"{PREFIX}{end}")
     manifest = Manifest(
         vocab_size=facts.vocab_size, model_vocab_size=facts.model_vocab_size, tokenizer_sha256=facts.sha256,
         eos_id=facts.eos_id, append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),

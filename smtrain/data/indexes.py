@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 
 import numpy as np
 
 from smtrain.data.checksums import SUFFIX
 from smtrain.data.indexed import IndexedDataset, write_index
+from smtrain.data.manifest import refuse_others
 from smtrain.data.tally import fingerprints
 from smtrain.errors import DataError
 
 _CHUNK = 1 << 22
 
 
-def merge(prefixes: Sequence[Path], target: Path) -> int:
+def merge(prefixes: Sequence[Path], target: Path, *, overwrite: bool = False) -> int:
     """Append the datasets to one another as Megatron's own tool does; returns the number of documents.
 
-    Raises DataError where their token types differ, or some have modes and some do not.
+    Raises DataError where their token types differ, some have modes and some do not or, unless `overwrite`, where a
+    dataset would be replaced.
     """
+    _look_out(target, overwrite)
     parts = [IndexedDataset(prefix) for prefix in prefixes]
     kinds = {part.dtype.name for part in parts}
     if len(kinds) > 1:
@@ -44,13 +48,16 @@ def merge(prefixes: Sequence[Path], target: Path) -> int:
     return len(documents) - 1
 
 
-def split(prefix: Path, target: Path, shares: Sequence[float]) -> list[Path]:
+def split(prefix: Path, target: Path, shares: Sequence[float], *, overwrite: bool = False) -> list[Path]:
     """Cut a dataset between documents into `TARGET_0`, `TARGET_1`..., each with its share of the tokens, in order.
 
-    Returns their prefixes. Raises DataError for shares that are not positive, or where a part would have no document.
+    Returns their prefixes. Raises DataError for shares that are not positive, where a part would have no document or,
+    unless `overwrite`, where a dataset would be replaced.
     """
-    if len(shares) < 2 or min(shares) <= 0:
+    if len(shares) < 2 or not all(0 < share < inf for share in shares):
         raise DataError(f"the shares {list(shares)} must be two or more positive numbers, as 0.98 0.01 0.01.")
+    for number in range(len(shares)):
+        _look_out(target.with_name(f"{target.name}_{number}"), overwrite)
     data = IndexedDataset(prefix)
     documents = np.asarray(data.document_index)
     tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
@@ -72,6 +79,13 @@ def split(prefix: Path, target: Path, shares: Sequence[float]) -> list[Path]:
         _finish(part)
         made.append(part)
     return made
+
+
+def _look_out(target: Path, overwrite: bool) -> None:
+    if not target.name:
+        raise DataError(f"{target} is a folder; give the PREFIX of the files to write, such as {target / 'tokens'}.")
+    if not overwrite:
+        refuse_others(*(target.with_name(target.name + end) for end in (".bin", ".idx")))
 
 
 def _beside(prefix: Path, end: str) -> Path:

@@ -18,6 +18,21 @@ PREFIX = "tokens"
 MASK = f"{PREFIX}_mask"
 
 
+def refuse_others(*places: Path) -> None:
+    """Raises DataError where one of these files is there already: what was not asked to be replaced is not."""
+    found = [str(place) for place in places if place.exists()]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise DataError(
+            f"{found[0]}{more} would be replaced; give another place, or replace it with --overwrite (overwrite=True)."
+        )
+
+
+def files_of(folder: Path) -> list[Path]:
+    """What a dataset prepared in `folder` consists of, manifest first."""
+    return [folder / NAME, *(folder / f"{name}{end}" for name in (PREFIX, MASK) for end in (".bin", ".idx", SUFFIX))]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What `prepare` made. The folder is a prepared dataset once this file is in it.

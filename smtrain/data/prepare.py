@@ -18,7 +18,7 @@ from smtrain.data import blocks, encoder
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.encoder import Encoder, MismatchError, Plain
 from smtrain.data.journal import Journal
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import Manifest, files_of, refuse_others
 from smtrain.data.parts import Parts
 from smtrain.data.pieces import How, cores, pieces
 from smtrain.data.progress import Progress, console
@@ -45,6 +45,7 @@ def prepare(
     progress: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
+    overwrite: bool = True,
 ) -> Manifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
@@ -55,7 +56,8 @@ def prepare(
     and sizes.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad lines, fewer tokens than
-    one sample of `seq_len` + 1, a tokenizer that does not fit the model beside it.
+    one sample of `seq_len` + 1, a tokenizer that does not fit the model beside it, and, without `overwrite`, for an
+    `output` that holds a dataset.
     """
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -71,6 +73,8 @@ def prepare(
     files = [find_files(source, format, exclude=output, say=left_out.append) for source in sources]
     for sentence in left_out:
         say(f"prepare: {sentence}")
+    if not overwrite:
+        refuse_others(*files_of(output))
     how = How(
         tokenizer,
         facts,

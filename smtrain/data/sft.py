@@ -22,7 +22,7 @@ from typing import Any, Literal
 from smtrain.config.schema import digest
 from smtrain.data.blocks import BLOCK_BYTES, Block
 from smtrain.data.chat import COLUMNS, Shape
-from smtrain.data.manifest import PREFIX, Manifest
+from smtrain.data.manifest import PREFIX, Manifest, files_of, refuse_others
 from smtrain.data.parts import Parts
 from smtrain.data.pieces import cores
 from smtrain.data.progress import Progress, console
@@ -48,6 +48,7 @@ def prepare_sft(
     progress: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
+    overwrite: bool = True,
 ) -> Manifest:
     """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
 
@@ -59,7 +60,8 @@ def prepare_sft(
     spawned.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad records, no sample at all,
-    a tokenizer that does not fit the model beside it or has no chat template.
+    a tokenizer that does not fit the model beside it or has no chat template, and, without `overwrite`, an `output`
+    that holds a dataset.
     """
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -78,6 +80,8 @@ def prepare_sft(
         )
     make = Maker(tokenizer, seq_len, shape, overlong)
     say(f"prepare: {make.template.about}")
+    if not overwrite:
+        refuse_others(*files_of(output))
     settings = _digest(files, facts, make, parts is not None)
     with unfinished(output, parts) as journal:
 

@@ -17,9 +17,16 @@ from smtrain.report.sparkline import sparkline
 from smtrain.text import clean
 
 
-def show(run: Run, folder: Path, console: Console) -> None:
-    """Print the run's table, sparkline and texts, and leave model and picture in `folder`."""
-    model = run.download(folder / "model")
+def show(run: Run, folder: Path, console: Console, *, overwrite: bool = False) -> None:
+    """Print the run's table, sparkline and texts, and leave model and picture in `folder`.
+
+    Raises `JobError`, after everything else is told, where it would replace other files there, unless `overwrite`.
+    """
+    model, refused = folder / "model", None
+    try:
+        run.download(model, overwrite=overwrite)
+    except JobError as error:
+        refused = error
     metrics = run.records
     base = run_uri(run.config)
     table = Table(title=Text(f"run {run.config.name} in {base}"), title_justify="left")
@@ -39,6 +46,8 @@ def show(run: Run, folder: Path, console: Console) -> None:
     for text in run.texts:
         console.print(clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False)
         console.print(clean(text["completion"]), markup=False, highlight=False)
+    if refused:
+        raise refused
     try:
         curve = str(save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step"))
     except JobError as error:  # without matplotlib

@@ -263,15 +263,16 @@ class Job:
             raise JobError(f"{self.name} left no {name} in {self.output}") from None
         return body
 
-    def download(self, folder: str | Path, what: What = "model") -> Path:
-        """Copy what the job left into `folder`; returns the folder.
+    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
+        """Copy what the job left into `folder`; returns the folder. Files that are there and the same are left.
 
         `model` is what it left in /opt/ml/model, `checkpoints` its whole checkpoints, a folder a step, `metrics` what
         it left in /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all` makes a folder of each.
 
-        Raises `JobError` where the job has left nothing of that kind.
+        Raises `JobError` where the job has left nothing of that kind and, before anything is written, where other files
+        would be replaced, unless `overwrite`.
         """
-        return fetch(self, Path(folder), what)
+        return fetch(self, folder, what, overwrite=overwrite)
 
 
 def _milliseconds(since: datetime | float | None) -> int | None:

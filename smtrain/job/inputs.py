@@ -14,7 +14,6 @@ from typing import Any
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.errors import ConfigError, JobError
-from smtrain.job.calls import PERSIST_S
 from smtrain.job.defaults import sagemaker_defaults, with_defaults
 from smtrain.job.instance_types import type_faults
 from smtrain.job.model_files import is_model_file
@@ -161,35 +160,6 @@ def _listed(target: Target, uri: str) -> list[dict[str, Any]]:
     asked = {"Bucket": bucket, "Prefix": prefix, **owner(target, bucket)}
     pages = target.s3.get_paginator("list_objects_v2").paginate(**asked)
     return [item for page in pages for item in page.get("Contents", [])]
-
-
-def download(target: Target, uri: str, folder: Path) -> int:
-    """Copy the objects under a prefix into `folder`, each whole or not at all; returns how many.
-
-    Raises `JobError` where there are none, or where a key would leave the folder.
-    """
-    from smtrain.follow.patience import Patience
-
-    bucket, prefix = split_uri(uri)
-    found = list_objects(target, uri)
-    if not found:
-        raise JobError(f"{uri} is empty; there is nothing to download")
-    for item in found:
-        name = item["Key"][len(prefix) :].lstrip("/") or item["Key"].rpartition("/")[2]  # the object itself
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise JobError(f"{item['Key']}: leads out of {folder}; not downloaded")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        Patience(PERSIST_S).call(
-            target.transfers.download_file,
-            Bucket=bucket,
-            Key=item["Key"],
-            Filename=str(part),
-            ExtraArgs=owner(target, bucket),
-        )
-        part.replace(path)
-    return len(found)
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smtrain.errors import ConfigError, JobError
-from smtrain.job.inputs import download, list_objects
+from smtrain.job.downloads import download
+from smtrain.job.inputs import list_objects
 
 if TYPE_CHECKING:
     from smtrain.job.handle import Job
@@ -49,20 +50,22 @@ def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[Part
     return [Part(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if list_objects(job.target, uri)]
 
 
-def fetch(job: Job, folder: Path, what: What) -> Path:
+def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:
     """Copy one kind of result into `folder`; `all` makes a folder of each kind in it.
 
-    Checkpoints are copied whole, one folder a step. Raises `JobError` where the job left nothing of that kind.
+    Checkpoints are copied whole, one folder a step. Raises `JobError` where the job left nothing of that kind, or,
+    unless `overwrite`, where other files would be replaced.
     """
+    if not str(folder):
+        raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
     if what not in get_args(What):
         raise ConfigError([f"what: got {what!r}; it is one of {', '.join(get_args(What))}"])
     told = job.describe()
     found = parts(job, what, told)
     if not found:
         raise JobError(_nothing(job, what, told))
-    for part in found:
-        download(job.target, part.uri, folder / part.folder)
-    return folder
+    download(job.target, [(part.uri, Path(folder, part.folder)) for part in found], overwrite=overwrite)
+    return Path(folder)
 
 
 def exported(job: Job, told: dict[str, Any]) -> Job | None:

@@ -82,20 +82,20 @@ class Run:
         """s3:// prefix of the exported Hugging Face model."""
         return self.job("export").output
 
-    def download(self, folder: str | Path, what: What = "model") -> Path:
+    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
         """Copy the exported Hugging Face model into `folder`; returns the folder.
 
         `checkpoints` and `metrics` are those of the train stage's last job, as `Job.download` has them; `all` makes a
-        folder of each.
+        folder of each. Other files are replaced only with `overwrite`.
         """
         if what == "model":
-            return self.job("export").download(folder)
+            return self.job("export").download(folder, overwrite=overwrite)
         if what == "all":
-            self.job("export").download(Path(folder) / "model")
+            self.job("export").download(Path(folder) / "model", overwrite=overwrite)
             for kind in ("checkpoints", "metrics"):
-                self.job("train").download(Path(folder) / kind, kind)
+                self.job("train").download(Path(folder) / kind, kind, overwrite=overwrite)
             return Path(folder)
-        return self.job("train").download(folder, what)
+        return self.job("train").download(folder, what, overwrite=overwrite)
 
     @property
     def texts(self) -> list[dict[str, str]]:

@@ -92,7 +92,7 @@ def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None
     if full:
         produce.manifest = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     with suppress(CheckpointError):
-        convert(source, target, tp=2)
+        convert(source, target, tp=2, overwrite=True)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, f
             other = tmp_path / f"other{moment}"
             shutil.copytree(target, other)
             with suppress(CheckpointError):  # half of the one
-                convert(source, other, to="hf")
+                convert(source, other, to="hf", overwrite=True)
                 assert whole(other, source), moment
-        convert(source, target, tp=2)
+        convert(source, target, tp=2, overwrite=True)
         assert whole(target, source), moment
         if process.exitcode == 0:
             break

@@ -111,12 +111,12 @@ def test_any_change_of_the_store_may_be_the_last(tmp_path: Path, store: str, bef
                 convert(old, uri, tp=4, pp=1, form=form)
         memory.pipe_file(f"/bucket/models/{after}/mine", b"kept")
         with killed(after) as seen:
-            convert(source, uri, tp=2, pp=layers, form=form)
+            convert(source, uri, tp=2, pp=layers, form=form, overwrite=True)
         there = inspectable(uri)
         assert there is None or not list(diff(source if there == {"tp": 2, "pp": layers} else old, uri))
         if after == 0:
             assert (there is None) == (before != "an older output")
-        convert(source, uri, tp=2, pp=layers, form=form)
+        convert(source, uri, tp=2, pp=layers, form=form, overwrite=True)
         assert inspectable(uri) == {"tp": 2, "pp": layers}
         assert not list(diff(source, uri))
         found = {file.removeprefix(f"/bucket/models/{after}/") for file in memory.find(f"/bucket/models/{after}")}
@@ -166,7 +166,7 @@ def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
     for name in ("there", "new"):
         calls.clear()
         with pytest.raises(CheckpointError, match="cannot be written"):
-            convert(source, f"{store}/{name}", tp=2, pp=2)
+            convert(source, f"{store}/{name}", tp=2, pp=2, overwrite=True)
         assert memory.find("/bucket") == before
     assert not list(diff(old, f"{store}/there"))
 

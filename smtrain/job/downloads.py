@@ -1,0 +1,124 @@
+"""What lies under an S3 prefix becomes a folder here: each file whole or not at all, none replaced unasked."""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smtrain.errors import JobError
+from smtrain.follow.patience import Patience
+from smtrain.job.calls import PERSIST_S
+from smtrain.job.inputs import list_objects, split_uri
+from smtrain.job.target import Target
+from smtrain.job.uploads import owner
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An object, and the file that it becomes."""
+
+    bucket: str
+    key: str
+    size: int
+    etag: str
+    folder: Path
+    path: Path
+
+    @property
+    def part(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.part")
+
+
+def download(target: Target, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
+    """Copy the objects under each prefix into its folder, each whole or not at all; returns how many there are.
+
+    Files that are there already and hold the same are left, so a second call goes on where the first one ended. Raises
+    `JobError` where there are no objects, where a key would leave its folder, and, unless `overwrite`, before anything
+    is written where other files have the same names.
+    """
+    items = [item for uri, folder in places for item in _items(target, uri, folder)]
+    _refuse_what_is_in_the_way(items)
+    there = [item for item in items if item.path.exists()]
+    same = {item for item in there if _is_same(item)}
+    if not overwrite:
+        other = [item for item in there if item not in same]
+        _refuse_others([item for item in other if item.path.stat().st_size != item.size])
+        different = []
+        for item in other:  # of the same size: S3 tells no hash of what was sent in parts
+            _fetch(target, item)
+            if filecmp.cmp(item.part, item.path, shallow=False):
+                same.add(item)
+            else:
+                different.append(item)
+            item.part.unlink()
+        _refuse_others(different)
+    for item in items:
+        if item not in same:
+            item.path.parent.mkdir(parents=True, exist_ok=True)
+            _fetch(target, item)
+            item.part.replace(item.path)
+    return len(items)
+
+
+def _items(target: Target, uri: str, folder: Path) -> list[_Item]:
+    bucket, prefix = split_uri(uri)
+    items = []
+    for found in list_objects(target, uri):
+        name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the object itself
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise JobError(f"{found['Key']}: leads out of {folder}; not downloaded")
+        items.append(_Item(bucket, found["Key"], found["Size"], str(found.get("ETag", "")).strip('"'), folder, path))
+    if not items:
+        raise JobError(f"{uri} is empty; there is nothing to download")
+    return items
+
+
+def _refuse_what_is_in_the_way(items: Sequence[_Item]) -> None:
+    """Folders where files are to go, and the other way round: no flag replaces those."""
+    for item in items:
+        if item.folder.exists() and not item.folder.is_dir():
+            raise JobError(f"{item.folder} is a file; name a folder to download into")
+        if item.path.is_dir():
+            raise JobError(f"{item.path} is a folder where a file is to go; name another folder to download into")
+        for parent in item.path.parents:
+            if parent == item.folder:
+                break
+            if parent.exists() and not parent.is_dir():
+                raise JobError(f"{parent} is a file where a folder is to go; name another folder to download into")
+
+
+def _refuse_others(different: Sequence[_Item]) -> None:
+    if not different:
+        return
+    folder = different[0].folder
+    names = ", ".join(item.path.relative_to(item.folder).as_posix() for item in different[:3])
+    more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+    raise JobError(
+        f"{folder} holds other files of the same names ({names}{more}); name another folder, or replace them with "
+        "--overwrite (overwrite=True)"
+    )
+
+
+def _is_same(item: _Item) -> bool:
+    """Whether the file is known to hold what the object does: S3's ETag is the MD5 of what was sent in one piece."""
+    if item.path.stat().st_size != item.size or len(item.etag) != 32:
+        return False
+    found = hashlib.md5(usedforsecurity=False)
+    with item.path.open("rb") as content:
+        while block := content.read(1 << 20):
+            found.update(block)
+    return found.hexdigest() == item.etag
+
+
+def _fetch(target: Target, item: _Item) -> None:
+    Patience(PERSIST_S).call(
+        target.transfers.download_file,
+        Bucket=item.bucket,
+        Key=item.key,
+        Filename=str(item.part),
+        ExtraArgs=owner(target, item.bucket),
+    )
