@@ -35,7 +35,7 @@ def download(
 ) -> None:
     """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured.
 
-    Files that are there and the same are left; other files are never replaced, unless with --overwrite.
+    Files that are there and the same are left; others are replaced only if asked for.
     """
     from smtrain.job.handle import Job
 
