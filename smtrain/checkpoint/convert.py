@@ -17,12 +17,14 @@ from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.places import place
 from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.staging import refuse_overlap
+from smtrain.edge import public
 from smtrain.errors import ConfigError
 
 Kind = Literal["nxd", "hf", "native"]
 DTYPES = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 
 
+@public
 def convert(
     source: Path | str,
     target: Path | str,

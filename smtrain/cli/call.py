@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from smtrain.disk import disk_sentence
+from smtrain.edge import sentence
 from smtrain.errors import ConfigError, SmtrainError
-from smtrain.extras import missing
 from smtrain.text import say
-
-_REMEDIES = {
-    errno.ENOSPC: "free space there, or choose another disk",
-    errno.EDQUOT: "free space there, or choose another disk",
-    errno.EROFS: "choose a folder that can be written to",
-    errno.EACCES: "choose one that you may read and write",
-    errno.EPERM: "choose one that you may read and write",
-}
 
 
 def call(name: str, module: str, argv: list[str]) -> int:
@@ -37,6 +27,8 @@ def guarded(command: Callable[[], object]) -> int:
             say(f"smtrain: {fault}", error=True)
         return 2
     except SmtrainError as error:
+        if isinstance(error.__cause__, OSError):
+            _close()
         say(f"smtrain: {error}", error=True)
         return 2
     except KeyboardInterrupt:
@@ -45,12 +37,12 @@ def guarded(command: Callable[[], object]) -> int:
         _close()
         return 0
     except Exception as error:
-        sentence = _sentence(error)
-        if sentence is None:
+        told = sentence(error)
+        if told is None:
             raise
         if isinstance(error, OSError):
             _close()
-        say(f"smtrain: {sentence}", error=True)
+        say(f"smtrain: {told}", error=True)
         return 2
     return status if isinstance(status, int) else 0
 
@@ -70,18 +62,3 @@ def _close() -> None:
     except OSError:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def _sentence(error: Exception) -> str | None:
-    """What a user can mend: the disk, a missing package, AWS. None for anything else, which is a fault of ours."""
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("smtrain"):
-        return missing(error.name)
-    if isinstance(error, OSError) and error.strerror and not type(error).__module__.startswith(("botocore", "urllib")):
-        where = f"{error.filename}: " if error.filename is not None else ""
-        remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")
-        return f"{where}{error.strerror[0].lower()}{error.strerror[1:]}; {remedy}"
-    try:
-        from smtrain.job.calls import spell
-    except ImportError:
-        return disk_sentence(error)
-    return spell(error) or disk_sentence(error)

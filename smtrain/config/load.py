@@ -17,6 +17,7 @@ from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
 from smtrain.config.section import is_section, kinds
 from smtrain.config.yaml_file import parse
+from smtrain.edge import public
 from smtrain.errors import ConfigError
 
 Source = JobConfig | Mapping[str, Any] | str | Path
@@ -30,6 +31,7 @@ _PATTERNS = {
 _LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"))
 
 
+@public
 def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sections: Any) -> JobConfig:
     """Build the config of a job.
 

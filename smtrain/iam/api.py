@@ -7,6 +7,7 @@ from typing import Any
 
 from smtrain.config import load_config
 from smtrain.config.load import Source
+from smtrain.edge import public
 from smtrain.iam.policy import caller_policy, role_policy, trust_policy
 from smtrain.job.stages import Chain, stages_of
 from smtrain.job.target import TargetName, target_of
@@ -14,6 +15,7 @@ from smtrain.job.target import TargetName, target_of
 ROLE_NAME = "smtrain-training"
 
 
+@public
 def policies(
     source: Source | None = None, *, target: TargetName | None = None, set_: Sequence[str] = (), **sections: Any
 ) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from smtrain.edge import SPELLERS
 from smtrain.job.region import VARIABLES, region_of
 from smtrain.text import clean_values
 
@@ -122,6 +123,7 @@ def _trouble(error: Exception) -> str:
     return str(error).strip().rstrip(".")
 
 
+SPELLERS.append(spell)
 EXPIRED = "the AWS credentials have expired, or are not accepted"
 REFRESH = "refresh them (`aws sso login`, or however you log in)"
 _EXPIRED = frozenset(

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain.edge import public_class
 from smtrain.errors import JobError
 from smtrain.job.attach import place_of
 from smtrain.job.checkpoints import saved_steps
@@ -29,6 +30,7 @@ ENDED = ("Completed", "Failed", "Stopped")
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
 
 
+@public_class
 class Job:
     """A training job of a target, by name; attaches from anywhere.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.config import JobConfig, Stage, load_config
 from smtrain.config.load import Source
 from smtrain.config.units import spell
+from smtrain.edge import public, public_class
 from smtrain.errors import JobError
 from smtrain.follow.interrupts import Interrupted, gently
 from smtrain.follow.show import View, follow
@@ -44,6 +45,7 @@ class StageResult:
     """It had been done before."""
 
 
+@public_class
 @dataclass
 class Run:
     """A whole run: its stages, its losses, its model, its text."""
@@ -104,6 +106,7 @@ class Run:
         return texts
 
 
+@public
 def request(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
     set_: Sequence[str] = (), **sections: Any,
@@ -117,6 +120,7 @@ def request(
 
 
 @gently(_SAME_CALL)
+@public
 def launch(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
     again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = print, view: View | None = None,
@@ -146,6 +150,7 @@ def launch(
 
 
 @gently(_SAME_CALL)
+@public
 def run(
     source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
     set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.config.load import Source
+from smtrain.edge import public
 from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.planner.calibration import UNCALIBRATED, half_width, nearest
@@ -25,6 +26,7 @@ from smtrain.planner.throughput import step_time
 RankBy = Literal["time", "cost"]
 
 
+@public
 def plan(
     source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
     rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,

@@ -8,6 +8,7 @@ from typing import Any
 
 from smtrain.config import Stage, load_config
 from smtrain.config.load import Source
+from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.inputs import Say
 from smtrain.job.stages import Chain, stages_of
@@ -41,6 +42,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
+@public
 def check(
     source: Source | None = None, *, stage: Stage | None = None, target: TargetName | None = None,
     set_: Sequence[str] = (), **sections: Any,

@@ -7,6 +7,7 @@ from typing import Any
 
 from smtrain.config import Stage, load_config
 from smtrain.config.load import Source
+from smtrain.edge import public
 from smtrain.errors import ConfigError
 from smtrain.extras import install
 from smtrain.job.inputs import upload_all
@@ -16,6 +17,7 @@ from smtrain.job.wheels import travelling
 from smtrain.sdk import build, installed
 
 
+@public
 def estimator(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
     set_: Sequence[str] = (), say: Callable[[str], None] = print, **sections: Any,
