@@ -6,15 +6,36 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from smtrain.edge import sentence
 from smtrain.errors import ConfigError, SmtrainError
 from smtrain.text import say
 
 
+class UsageError(SmtrainError):
+    """A command was called with words that it does not take."""
+
+
 def call(name: str, module: str, argv: list[str]) -> int:
     """Call a command's typer app with its arguments; returns the exit status."""
-    return guarded(lambda: import_module(module).app(args=argv, prog_name=f"smtrain {name}", standalone_mode=True))
+    return guarded(lambda: _parsed(import_module(module).app, f"smtrain {name}", argv))
+
+
+def _parsed(app: Any, name: str, argv: list[str]) -> object:
+    """Run a command; what is wrong with the words it was called with is one sentence, like any other error."""
+    try:
+        return app(args=argv, prog_name=name, standalone_mode=False)
+    except Exception as error:  # newer typers have a click of their own, so no class is named here
+        if type(error).__name__ == "Abort":
+            raise KeyboardInterrupt from None
+        if not hasattr(error, "format_message"):
+            raise
+        path = getattr(getattr(error, "ctx", None), "command_path", None) or name
+        text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
+        text = text.replace(": Input should", ": it should")
+        text = text or "a subcommand is missing"
+        raise UsageError(f"{path}: {text[0].lower()}{text[1:]}; `{path} --help` shows what it takes") from None
 
 
 def guarded(command: Callable[[], object]) -> int:
@@ -25,6 +46,9 @@ def guarded(command: Callable[[], object]) -> int:
     except ConfigError as error:
         for fault in error.faults:
             say(f"smtrain: {fault}", error=True)
+        return 2
+    except UsageError as error:
+        say(error, error=True)
         return 2
     except SmtrainError as error:
         if isinstance(error.__cause__, OSError):

@@ -1,0 +1,239 @@
+"""Wrong uses of every command, generated: what people mistype, misname, put in the wrong place or leave out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smtrain.cli import COMMANDS
+
+SUBCOMMANDS = {
+    "iam": ("policy",),
+    "checkpoint": ("inspect", "diff", "verify"),
+    "data": ("prepare", "merge", "split", "inspect", "export", "import"),
+    "config": ("schema", "show"),
+    "pool": ("list", "release"),
+    "local": ("status", "stop", "clean"),
+}
+# What a command is called with, and nothing is wrong with.
+TAKES = {
+    "plan": ["run.yaml"],
+    "check": ["run.yaml"],
+    "iam policy": ["run.yaml"],
+    "run": ["run.yaml", "--dry-run"],
+    "launch": ["run.yaml", "--dry-run"],
+    "config show": ["run.yaml"],
+    "status": ["job"],
+    "logs": ["job"],
+    "stop": ["job"],
+    "download": ["job", "to"],
+    "convert": ["model", "to", "--to", "nxd"],
+    "checkpoint inspect": ["model"],
+    "checkpoint diff": ["model", "model"],
+    "checkpoint verify": ["model"],
+    "data prepare": ["text", "to", "--model", "model"],
+    "data merge": ["a", "to"],
+    "data split": ["a", "to", "1", "1"],
+    "data inspect": ["a"],
+    "data export": ["a", "to"],
+    "data import": ["a", "to", "--model", "model"],
+}
+WITH_CONFIG = [name for name, words in TAKES.items() if words[0] == "run.yaml"]
+FILES: dict[str, bytes] = {
+    "list.yaml": b"- 1\n- 2\n",
+    "text.yaml": b"just words\n",
+    "empty.yaml": b"",
+    "binary.yaml": b"\xff\xfe\x00\x80",
+    "nul.yaml": b"model:\0 x\n",
+    "tabs.yaml": b"model:\n\tpath: x\n",
+    "unclosed.yaml": b'model: {path: "x\n',
+    "twice.yaml": b"model: {path: x}\nmodel: {path: y}\n",
+    "itself.yaml": b"a: &a [*a]\n",
+    "deep.yaml": b"model: " + b"[" * 20_000 + b"]" * 20_000 + b"\n",
+    "unknown.yaml": b"modell: {path: x}\n",
+    "no-model.yaml": b"data: {path: text}\n",
+    "lost-model.yaml": b"model: {path: nowhere}\ndata: {path: text}\n",
+    "tag.yaml": b"model: !!python/object/apply:os.system ['true']\n",
+    "number-key.yaml": b"1: 2\nmodel: {path: model}\n",
+}
+SETS = [
+    "train.lr=.inf", "train.lr=.nan", "train.lr=-1", "train.lr=fast", "train.steps=0", "train.steps=true",
+    "train.steps=100000000000000000000", "train.steps=1.5", "train.seq_len=1000000", "train.betas=[0.9]",
+    "train.precision=int4", "train.engine=cuda", "train.objective=rl", "compute.max_run=0", "compute.max_run=29d",
+    "compute.instance_type=ml.trn9.huge", "compute.instance_type=laptop", "compute.instance_count=0",
+    "compute.instance_count=100000", "compute.price_limit=-1", "compute.price_limit=.nan", "compute.role=not a role",
+    "compute.region=the moon", "parallel.tp=3", "parallel.tp=0", "parallel.pp=99", "parallel.dp=7", "name=a b",
+    "name=", "name=" + "x" * 80, "output.s3_uri=s3://My_Bucket/x", "output.s3_uri=bucket/x", "model.path=nowhere",
+    "model.path=meta-llama/Llama-3.2-1B", "model.path=run.yaml", "data.path=nowhere", "data.prepared=text",
+    "train", "=1", "train.=1", "train.lrr=1", "nothing.at.all=1", "train.steps.more=1", "checkpoint.keep=0",
+    "tags=1", "generate.temperature=-1", "network.subnets=[subnet-1]", "data.max_bad=-1", "target=moon", "model=[",
+]  # fmt: skip
+NAMES = ["", " ", "a b", "../x", "-x-", "x" * 64, "jöb", "arn:aws:sagemaker:moon", "s3://a/b", "no-such-job", "a\nb"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """Words of a call, and what its sentence must hold."""
+
+    words: tuple[str, ...]
+    said: str = ""
+
+    @property
+    def label(self) -> str:
+        return " ".join(word if len(word) < 40 else f"{word[:12]}..." for word in self.words).encode("unicode_escape").decode()
+
+
+def world(folder: Path, raw: dict[str, Any]) -> None:
+    """What the wrong uses are called beside: a config that is fine, a model and text, and what is none of these."""
+    (folder / "run.yaml").write_text(yaml.safe_dump(raw))
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    for name in ("an-empty-folder", "hidden", "pictures", "mixed", "broken-model", "list-model", "a-dataset", "taken"):
+        (folder / name).mkdir()
+    (folder / "hidden/.x").write_text("x")
+    (folder / "pictures/a.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\xff" * 50)
+    (folder / "pictures.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\xff" * 50)
+    (folder / "mixed/a.xyz").write_bytes(b"\0\1\2")
+    (folder / "broken-model/config.json").write_text("{")
+    (folder / "list-model/config.json").write_text("[1]")
+    (folder / "a-dataset/manifest.json").write_text(json.dumps({"format_version": 99}))
+    (folder / "taken/manifest.json").write_text("{}")
+    (folder / "taken.bin").write_bytes(b"")
+    (folder / "empty.jsonl").write_text("")
+    (folder / "bad.jsonl").write_text('{"txt": 1}\nnot json\n')
+
+
+def commands() -> Iterator[str]:
+    for name in COMMANDS:
+        yield from [f"{name} {sub}" for sub in SUBCOMMANDS[name]] if name in SUBCOMMANDS else [name]
+
+
+def of_the_command_line() -> Iterator[Use]:
+    """Commands and options that there are not, words too many or too few, values of another kind."""
+    for words in (["strt"], ["Plan"], ["--verbose"], ["-x"], [""], ["plan.yaml"], ["help"], ["trian"]):
+        yield Use(tuple(words))
+    for group in SUBCOMMANDS:
+        yield Use((group,), "missing command")
+        yield Use((group, "nothing"), "no such command")
+    for name in commands():
+        words = name.split()
+        taken = TAKES.get(name, [])
+        yield Use((*words, *taken, "--no-such-option"), "no such option")
+        if name not in ("data prepare", "data merge", "data split"):
+            yield Use((*words, *taken, "one", "word", "too", "many"), "unexpected extra argument")
+        if taken:
+            yield Use(tuple(words), "missing argument")
+            yield Use((*words, *taken[:-1]) if name not in ("launch", "run") else tuple(words))
+    for words in (
+        ["plan", "run.yaml", "--rank", "beauty"], ["plan", "run.yaml", "--budget", "much"],
+        ["plan", "run.yaml", "--budget", "-1"], ["plan", "run.yaml", "--budget", "nan"],
+        ["plan", "run.yaml", "--deadline", "-1"], ["plan", "run.yaml", "--deadline", "inf"],
+        ["plan", "run.yaml", "--machines", "two"], ["plan", "run.yaml", "--machines", "ml.trn1.32xlarge:0"],
+        ["plan", "run.yaml", "--machines", "ml.trn1.32xlarge:x"], ["plan", "run.yaml", "--machines", "ml.no.such:1"],
+        ["plan", "run.yaml", "--machines", ""], ["plan", "run.yaml", "--prices", "nowhere.toml"],
+        ["plan", "run.yaml", "--prices", "run.yaml"], ["plan", "run.yaml", "--prices", "text"],
+        ["plan", "run.yaml", "--model", "nowhere"], ["plan", "run.yaml", "--model", ""],
+        ["plan", "run.yaml", "--model", "list-model"],
+        ["launch", "run.yaml", "--stage", "nap"], ["launch", "run.yaml", "--target", "moon"],
+        ["launch", "run.yaml", "--from-step", "-1", "--dry-run"], ["launch", "run.yaml", "--from-step", "x"],
+        ["launch", "run.yaml", "--every", "soon"], ["launch", "run.yaml", "--every", "-1s"],
+        ["run", "run.yaml", "--every", "soon"], ["run", "run.yaml", "--target", ""],
+        ["run", "run.yaml", "--from-step", "-1", "--dry-run"], ["run", "run.yaml", "--download", ""],
+        ["run", "run.yaml", "--download", "run.yaml"],
+        ["check", "run.yaml", "--stage", "nap"], ["check", "run.yaml", "--target", "x"],
+        ["list", "--limit", "0"], ["list", "--limit", "x"], ["list", "--target", "x"],
+        ["images", "--engine", "cuda"], ["images", "--region", ""], ["images", "--region", "moon"],
+        ["logs", "no-such-job", "--grep", "("], ["logs", "no-such-job", "--since", "soon"],
+        ["logs", "no-such-job", "--tail", "-1"], ["logs", "no-such-job", "--every", "0x"],
+        ["logs", "no-such-job", "--host", "algo-9"],
+        ["pool", "release"], ["pool", "release", "job", "--all"], ["pool", "release", ""],
+        ["local", "clean", "--older-than", "soon"], ["local", "clean", "--older-than", "-1d"],
+        ["demo", "--out", ""], ["demo", "--out", "run.yaml"], ["demo", "--set", "train"], ["demo", "--set", "train.lr=x"],
+    ):  # fmt: skip
+        yield Use(tuple(words))
+
+
+def of_configs() -> Iterator[Use]:
+    files = [*FILES, "nowhere.yaml", "an-empty-folder", "", "model/config.json", "text/a.jsonl"]
+    for name in WITH_CONFIG:
+        for file in files:
+            yield Use((*name.split(), file, *(["--dry-run"] if "--dry-run" in TAKES[name] else [])))
+    for text in SETS:
+        for name in ("run", "plan"):
+            yield Use((name, "run.yaml", *TAKES[name][1:], "--set", text))
+    for text in ("data.path=an-empty-folder", "data.path=hidden", "data.path=pictures", "data.path=pictures.png",
+                 "data.path=empty.jsonl", "data.path=mixed", "model.path=broken-model", "model.path=list-model",
+                 "model.path=text", "data.prepared=a-dataset", "data.path=model", "model.path=an-empty-folder"):  # fmt: skip
+        for words in (["run", "run.yaml"], ["launch", "run.yaml", "--stage", "prepare"], ["run", "run.yaml", "--dry-run"]):
+            yield Use((*words, "--set", text))
+
+
+def of_jobs() -> Iterator[Use]:
+    for job in NAMES:
+        for words in (["status", job], ["logs", job], ["stop", job], ["download", job, "to"], ["pool", "release", job]):
+            yield Use(tuple(words))
+    for folder in ("", " ", "run.yaml"):
+        yield Use(("download", "no-such-job", folder))
+    yield Use(("download", "no-such-job", "to", "--what", "money"))
+
+
+def of_checkpoints() -> Iterator[Use]:
+    for source in ("nowhere", "", "an-empty-folder", "run.yaml", "broken-model", "list-model", "text", "gs://a/b"):
+        yield Use(("convert", source, "to", "--to", "nxd"))
+        yield Use(("checkpoint", "inspect", source))
+        yield Use(("checkpoint", "verify", source))
+        yield Use(("checkpoint", "diff", source, "model"))
+    for more in (
+        ["--to", "gguf"], ["--to", ""], ["--to", "nxd", "--tp", "0"], ["--to", "nxd", "--tp", "3"],
+        ["--to", "nxd", "--pp", "99"], ["--to", "nxd", "--format", "zip"], ["--to", "nxd", "--qkv", "joined"],
+        ["--to", "nxd", "--kv-order", "x"], ["--to", "nxd", "--kv-multiplier", "0"], ["--to", "nxd", "--cuts", "a,b"],
+        ["--to", "nxd", "--cuts", "1", "--pp", "3"], ["--to", "hf", "--dtype", "int4"],
+        ["--to", "hf", "--max-shard-size", "big"], ["--to", "hf", "--max-shard-size", "0"],
+        ["--to", "hf", "--config", "nowhere"], ["--to", "hf", "--config", ""],
+    ):  # fmt: skip
+        yield Use(("convert", "model", "to", *more))
+    for target in ("", "model", "model/below", "run.yaml", "run.yaml/below"):
+        yield Use(("convert", "model", target, "--to", "nxd"))
+    yield Use(("checkpoint", "inspect", "model", "--config", "nowhere"))
+
+
+def of_data() -> Iterator[Use]:
+    for source in ("nowhere", "", "an-empty-folder", "hidden", "mixed", "empty.jsonl", "bad.jsonl", "pictures.png", "gs://a"):
+        yield Use(("data", "prepare", source, "to", "--model", "tokenizer"))
+    for more in (
+        ["--model", "nowhere"], ["--model", ""], ["--model", "broken-model"], ["--model", "text"],
+        ["--model", "tokenizer", "--seq-len", "0"], ["--model", "tokenizer", "--seq-len", "x"],
+        ["--model", "tokenizer", "--format", "pdf"], ["--model", "tokenizer", "--unicode", "utf9"],
+        ["--model", "tokenizer", "--objective", "rl"], ["--model", "tokenizer", "--objective", "sft", "--overlong", "x"],
+        ["--model", "tokenizer", "--workers", "0"], ["--model", "tokenizer", "--max-bad", "-1"],
+        ["--model", "tokenizer", "--min-characters", "-1"], ["--model", "tokenizer", "--seq-len", "4096"],
+        ["--model", "tokenizer", "--text-column", "nothing"], ["--model", "tokenizer", "--separator", "\\x"],
+        ["--model", "tokenizer", "--objective", "sft"],
+    ):  # fmt: skip
+        yield Use(("data", "prepare", "text", "to", *more))
+    for out in ("", " ", "run.yaml", "run.yaml/below", "taken"):
+        yield Use(("data", "prepare", "text", out, "--model", "tokenizer", "--seq-len", "1"))
+        yield Use(("data", "import", "taken", out, "--model", "tokenizer"))
+        yield Use(("data", "export", "taken", out))
+    for dataset in ("nowhere", "", "an-empty-folder", "a-dataset", "run.yaml", "text", "taken"):
+        yield Use(("data", "inspect", dataset))
+        yield Use(("data", "merge", dataset, "to"))
+        yield Use(("data", "split", dataset, "to", "1", "1"))
+        yield Use(("data", "export", dataset, "to"))
+        yield Use(("data", "import", dataset, "to", "--model", "tokenizer"))
+    for words in (["split", "a", "to", "1"], ["split", "a", "to", "0", "1"], ["split", "a", "to", "x", "1"],
+                  ["split", "a", "to", "nan", "1"], ["split", "a", "to", "--", "-1", "1"], ["merge", "a"],
+                  ["merge", "a", "taken"], ["split", "a", "", "1", "1"], ["merge", "a", ""],
+                  ["export", "a", "to", "--seq-len", "0"]):  # fmt: skip
+        yield Use(("data", *words))
+
+
+def uses() -> list[Use]:
+    """Every wrong use, once."""
+    every = [*of_the_command_line(), *of_configs(), *of_jobs(), *of_checkpoints(), *of_data()]
+    return list(dict.fromkeys(every))
