@@ -15,11 +15,12 @@ PACKAGE = Path(__file__).resolve().parent.parent
 PARTS = (
     "__init__.py",
     "disk.py",
+    "edge.py",
     "errors.py",
+    "extras.py",
     "text.py",
     "container.py",
     "lines.py",
-    "disk.py",
     "owner.py",
     "config",
     "facts",

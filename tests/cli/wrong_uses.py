@@ -85,7 +85,11 @@ class Use:
 
     @property
     def label(self) -> str:
-        return " ".join(word if len(word) < 40 else f"{word[:12]}..." for word in self.words).encode("unicode_escape").decode()
+        return (
+            " ".join(word if len(word) < 40 else f"{word[:12]}..." for word in self.words)
+            .encode("unicode_escape")
+            .decode()
+        )
 
 
 def world(folder: Path, raw: dict[str, Any]) -> None:
@@ -169,7 +173,11 @@ def of_configs() -> Iterator[Use]:
     for text in ("data.path=an-empty-folder", "data.path=hidden", "data.path=pictures", "data.path=pictures.png",
                  "data.path=empty.jsonl", "data.path=mixed", "model.path=broken-model", "model.path=list-model",
                  "model.path=text", "data.prepared=a-dataset", "data.path=model", "model.path=an-empty-folder"):  # fmt: skip
-        for words in (["run", "run.yaml"], ["launch", "run.yaml", "--stage", "prepare"], ["run", "run.yaml", "--dry-run"]):
+        for words in (
+            ["run", "run.yaml"],
+            ["launch", "run.yaml", "--stage", "prepare"],
+            ["run", "run.yaml", "--dry-run"],
+        ):
             yield Use((*words, "--set", text))
 
 
@@ -203,7 +211,17 @@ def of_checkpoints() -> Iterator[Use]:
 
 
 def of_data() -> Iterator[Use]:
-    for source in ("nowhere", "", "an-empty-folder", "hidden", "mixed", "empty.jsonl", "bad.jsonl", "pictures.png", "gs://a"):
+    for source in (
+        "nowhere",
+        "",
+        "an-empty-folder",
+        "hidden",
+        "mixed",
+        "empty.jsonl",
+        "bad.jsonl",
+        "pictures.png",
+        "gs://a",
+    ):
         yield Use(("data", "prepare", source, "to", "--model", "tokenizer"))
     for more in (
         ["--model", "nowhere"], ["--model", ""], ["--model", "broken-model"], ["--model", "text"],
