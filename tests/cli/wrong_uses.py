@@ -157,7 +157,8 @@ def of_the_command_line() -> Iterator[Use]:
         ["logs", "no-such-job", "--host", "algo-9"],
         ["pool", "release"], ["pool", "release", "job", "--all"], ["pool", "release", ""],
         ["local", "clean", "--older-than", "soon"], ["local", "clean", "--older-than", "-1d"],
-        ["demo", "--out", ""], ["demo", "--out", "run.yaml"], ["demo", "--set", "train"], ["demo", "--set", "train.lr=x"],
+        ["demo", "--out", ""], ["demo", "--out", "run.yaml"], ["demo", "--set", "train"],
+        ["demo", "--set", "train.lr=x"],
     ):  # fmt: skip
         yield Use(tuple(words))
 
@@ -172,7 +173,8 @@ def of_configs() -> Iterator[Use]:
             yield Use((name, "run.yaml", *TAKES[name][1:], "--set", text))
     for text in ("data.path=an-empty-folder", "data.path=hidden", "data.path=pictures", "data.path=pictures.png",
                  "data.path=empty.jsonl", "data.path=mixed", "model.path=broken-model", "model.path=list-model",
-                 "model.path=text", "data.prepared=a-dataset", "data.path=model", "model.path=an-empty-folder"):  # fmt: skip
+                 "model.path=text", "data.prepared=a-dataset", "data.path=model",
+                 "model.path=an-empty-folder"):  # fmt: skip
         for words in (
             ["run", "run.yaml"],
             ["launch", "run.yaml", "--stage", "prepare"],
@@ -227,7 +229,7 @@ def of_data() -> Iterator[Use]:
         ["--model", "nowhere"], ["--model", ""], ["--model", "broken-model"], ["--model", "text"],
         ["--model", "tokenizer", "--seq-len", "0"], ["--model", "tokenizer", "--seq-len", "x"],
         ["--model", "tokenizer", "--format", "pdf"], ["--model", "tokenizer", "--unicode", "utf9"],
-        ["--model", "tokenizer", "--objective", "rl"], ["--model", "tokenizer", "--objective", "sft", "--overlong", "x"],
+        ["--model", "tokenizer", "--objective", "rl"], ["--model", "tokenizer", "--overlong", "x"],
         ["--model", "tokenizer", "--workers", "0"], ["--model", "tokenizer", "--max-bad", "-1"],
         ["--model", "tokenizer", "--min-characters", "-1"], ["--model", "tokenizer", "--seq-len", "4096"],
         ["--model", "tokenizer", "--text-column", "nothing"], ["--model", "tokenizer", "--separator", "\\x"],
