@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 
 import smtrain
+from smtrain.local import ensure_running
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
 
 pytestmark = pytest.mark.slow
 
 PATIENCE = 120  # seconds for one command
+# The page of AWS: what reads the config alone asks the local control plane as if it were AWS; what would start or look at
+# jobs on AWS does so with the run of these pages, here.
+ON_AWS = "first-run-aws"
+_SENDS = re.compile(r"^(smtrain (?:check|run|launch) )run\.yaml(?!.*--dry-run)")
 
 
 @pytest.fixture(scope="session")
@@ -47,14 +52,20 @@ def test_a_page_does_what_it_says(
             # Line numbers of a traceback are those of the page.
             exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), names)
         elif block.tag == "console":
-            run_all(page, block, words)
+            run_all(page, block, words, as_aws() if page.stem == ON_AWS else {})
 
 
-def run_all(page: Path, block: Block, words: dict[str, str]) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+def as_aws() -> dict[str, str]:
+    """The environment in which an AWS client takes the local control plane for AWS."""
+    return {key: value for key, value in ensure_running().environment().items() if "PROFILE" not in key}
+
+
+def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str]) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")} | more
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     for command in commands(block):
         text = re.sub(r"\b(JOB|PREPARE_JOB)\b", lambda word: words[word[0]], command.text)
+        text = _SENDS.sub(r"\1llama.yaml", text) if page.stem == ON_AWS else text
         done = subprocess.run(
             ["bash", "-c", text], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=PATIENCE, check=False,
