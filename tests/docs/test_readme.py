@@ -51,3 +51,10 @@ def test_its_config_is_a_request_of_an_image_and_machines_that_its_engine_runs_o
     request = json.loads(done.stdout)
     assert serves(request["AlgorithmSpecification"]["TrainingImage"], "nxd")
     assert request["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
+
+
+def test_its_links_and_pictures_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert {"docs/panel.svg", "docs/loss.svg", "docs/first-run-aws.md"} <= set(links)
+    assert [link for link in links if not (ROOT / link).exists()] == []
