@@ -17,7 +17,7 @@ from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 120  # seconds for one command
+PATIENCE = 300  # seconds for one command
 # The page of AWS: what reads the config alone asks the local control plane as if it were AWS; what would start or read
 # jobs on AWS does so with the run of these pages, here.
 ON_AWS = "first-run-aws"
