@@ -20,6 +20,7 @@ _QUESTIONS = {
                "demo://python-stdlib"),
     "--machines": ("Where: `here`, or an instance type and how many, such as ml.trn1.32xlarge:2", "here"),
 }  # fmt: skip
+_BYTES_PER_TOKEN = 4  # of English text, with a vocabulary of 32,000 to 150,000
 _ROLE_AND_REGION = {
     "compute.role": "arn:aws:iam::111122223333:role/smtrain-training", "compute.region": "us-west-2",
 }  # fmt: skip
@@ -41,6 +42,7 @@ def init(
     from smtrain.config.sample import Machines, text_of, values
     from smtrain.config.yaml_file import parse
     from smtrain.errors import ConfigError
+    from smtrain.planner.subject import text_bytes
 
     if file.exists() and not force:
         raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])
@@ -59,8 +61,11 @@ def init(
     loaded = parse(text)
     for section in ("model", "data"):
         loaded[section]["path"] = _seen_from_here(file.parent, loaded[section]["path"])
-    load_config(loaded)  # what cannot run is said now, and nothing is written
+    config = load_config(loaded)  # what cannot run is said now, and nothing is written
     file.write_text(text, encoding="utf-8")
+    if size := text_bytes(config):
+        steps = max(1, round(size / _BYTES_PER_TOKEN / (config.train.global_batch_size * config.train.seq_len)))
+        say(f"about {steps:,} steps read all of the text once, at {_BYTES_PER_TOKEN} bytes a token")
     say(f"wrote {file}; next:")
     for command in ("plan", "check", "run") if where.instance_type else ("run",):
         say(f"  smtrain {command} {file}")

@@ -49,12 +49,17 @@ def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model:
     assert all(text.splitlines()[text.splitlines().index(key) - 1].startswith("  # ") for key in keys), "each explained"
 
 
-def test_paths_are_those_of_the_config_wherever_it_lies(model_folder: Path, text_folder: Path) -> None:
+def test_paths_are_those_of_the_config_wherever_it_lies(
+    model_folder: Path, text_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("configs").mkdir()
+    (text_folder / "a.jsonl").write_text('{"text": "x"}\n' * 2**12)
     init("configs/run.yaml", "--model", "model", "--data", "text", "--machines", "here")
     config = load_config("configs/run.yaml")
     assert (Path(config.model.path).resolve(), Path(config.data.path or "").resolve()) == (model_folder, text_folder)
     assert config.train.seq_len == 256, "the model has no more positions"
+    steps = round(14 * 2**12 / 4 / (config.train.global_batch_size * 256))
+    assert f"about {steps} steps read all of the text once" in capsys.readouterr().out
 
 
 def test_a_file_is_replaced_only_if_asked_to() -> None:
