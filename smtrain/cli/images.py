@@ -26,11 +26,13 @@ class Engine(str, Enum):
 @app.command()
 def images(
     region: Annotated[str, typer.Option(help="Whose registry.")] = "us-west-2",
-    engine: Annotated[Engine, typer.Option(help="For which engine the image is chosen.")] = Engine.native,
+    engine: Annotated[Engine, typer.Option(help="For which engine the image is chosen.")] = Engine.nxd,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """List the images, newest first. compute.image, a whole URI, always wins."""
-    uri, rows, facts = image_uri(region, engine.value), image_rows(), table("images")
+    rows, facts = image_rows(), table("images")
+    known = any(engine.value in row["engines"] for row in rows)
+    uri = image_uri(region, engine.value) if known else None
     if as_json:
         needs = {name: row["needs"] for name, row in facts["engines"].items()}
         say(json.dumps({"date": facts["date"], "uri": uri, "needs": needs, "images": rows}, indent=2))
@@ -43,4 +45,5 @@ def images(
     say()
     for name, row in facts["engines"].items():
         say(f"{name} needs {row['needs']}")
-    say(f"\n{region}, engine {engine.value}: {uri}\n(known {facts['date']}; compute.image, a whole URI, always wins)")
+    told = uri or "no image is known; set compute.image"
+    say(f"\n{region}, engine {engine.value}: {told}\n(known {facts['date']}; compute.image, a whole URI, always wins)")

@@ -38,7 +38,7 @@ def launch(
     from smtrain.job.run import launch as launch_stage
 
     where, view = options.name_of(target), options.view_of(plain, every)
-    loaded, dry = load_config(config, set_=options.keys_of(set_, from_step)), dry_run or show_uploads
+    loaded, dry = load_config(config, set_=options.keys_of(set_, from_step), target=where), dry_run or show_uploads
     if stage.value == "train":
         loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
     if show_uploads:

@@ -40,7 +40,7 @@ def run(
 
     options.folder_of("--download", download)
     where, dry = options.name_of(target), dry_run or show_uploads
-    loaded = load_config(config, set_=options.keys_of(set_, from_step))
+    loaded = load_config(config, set_=options.keys_of(set_, from_step), target=where)
     loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
     if show_uploads:
         list_uploads(loaded, stages_of(loaded, where), where)

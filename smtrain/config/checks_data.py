@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.config.schema import JobConfig
+from smtrain.facts.engines import engine_of
 
 Fault = tuple[set[str], str]
 
@@ -72,8 +73,14 @@ def _objective_faults(config: JobConfig) -> Iterator[Fault]:
         key = "train.objective" if sft else "data.document_mask"
         yield (
             {key, "train.engine"},
-            f"{key}: only engine native keeps attention within samples; set train.engine: native",
+            f"{key}: only engine native keeps attention within samples; set train.engine: native{_where(config)}",
         )
+
+
+def _where(config: JobConfig) -> str:
+    kind = config.compute.instance_type
+    elsewhere = config.target == "aws" and engine_of(kind) != "native"
+    return f", and take ml.trn2.48xlarge, as {kind} does not run it" if elsewhere else ""
 
 
 def path_faults(config: JobConfig) -> Iterator[Fault]:

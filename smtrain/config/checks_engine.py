@@ -6,11 +6,24 @@ from collections.abc import Iterator
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
+from smtrain.facts.engines import engine_fault, is_neuron
+
+
+def machine_fault(config: JobConfig) -> str | None:
+    """Why the engine cannot train on these machines; here the control plane runs any type's jobs on CPUs.
+
+    NxD's layout is that of the chip, also where it runs on CPUs.
+    """
+    if config.target == "local" and not (config.train.engine == "nxd" and is_neuron(config.compute.instance_type)):
+        return None
+    return engine_fault(config.train.engine, config.compute.instance_type)
 
 
 def engine_faults(config: JobConfig) -> Iterator[Fault]:
     """What only one of the engines can do."""
     parallel, train, checkpoint = config.parallel, config.train, config.checkpoint
+    if fault := machine_fault(config):
+        yield {"train.engine", "compute.instance_type", "target"}, fault
     if train.engine == "native":
         asked = {
             "parallel.activation_checkpointing": parallel.activation_checkpointing == "selective",
@@ -28,12 +41,6 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{key}: only engine nxd does this; leave it out, or set train.engine: nxd",
             )
         return
-    if (family := config.compute.instance_type.split(".")[1]).startswith("trn") and not family.startswith("trn1"):
-        yield (
-            {"train.engine", "compute.instance_type"},
-            f"train.engine: nxd is the engine of Trainium1, and {config.compute.instance_type} is not; set "
-            "train.engine: native, or take ml.trn1.32xlarge",
-        )
     if config.compute.compile_ahead and config.network.isolation:
         yield (
             {"compute.compile_ahead", "network.isolation"},

@@ -32,12 +32,16 @@ _LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"))
 
 
 @public
-def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sections: Any) -> JobConfig:
+def load_config(
+    source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
+) -> JobConfig:
     """Build the config of a job.
 
     `source` is a YAML file, a mapping or a `JobConfig`; `sections` are its keys as keyword arguments (nested mappings
     are merged into what the file says); `set_` holds `a.b=value` texts whose value is read as YAML. Later wins.
-    Local paths in a file are relative to that file, others to the working directory.
+    Local paths in a file are relative to that file, others to the working directory. `target` (local or aws) is where
+    the job is to go, whatever the rest says. Engine, mesh, batch and sequence length follow from that, the machines and
+    the model, where they are not given (`planner.auto`).
 
     Raises `ConfigError` with one sentence per fault.
     """
@@ -46,11 +50,14 @@ def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sec
     faults: list[str] = []
     for text in set_:
         faults += _assign(raw, text)
-    if raw.get("parallel") == "auto":
-        raw["parallel"] = _chosen(raw, faults)
-    config, removed, more = _validate(raw)
+    if target is not None:
+        raw["target"] = target
+    auto = raw.get("parallel") == "auto"
+    config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
     faults += more
     if config is not None:
+        config, unsettled = _settled(config, faults, whole=not removed, auto=auto)
+        removed |= unsettled
         faults += [text for keys, text in combination_faults(config) if not removed & keys]
         faults += [text for _, text in secret_faults(config)]
         faults += [text for keys, text in model_faults(config) if not removed & keys]
@@ -59,18 +66,22 @@ def load_config(source: Source | None = None, *, set_: Sequence[str] = (), **sec
     return config
 
 
-def _chosen(raw: dict[str, Any], faults: list[str]) -> dict[str, Any]:
-    """The planner's mesh for everything else that the config says; whatever is wrong with that is told elsewhere."""
-    config, removed, _ = _validate({key: value for key, value in raw.items() if key != "parallel"})
-    if config is None or removed:
-        return {}
-    from smtrain.planner.auto import choose
+def _settled(config: JobConfig, faults: list[str], *, whole: bool, auto: bool) -> tuple[JobConfig, set[str]]:
+    """The config with what its machines decide, and the keys that could not be decided; why not goes to `faults`."""
+    from smtrain.planner.auto import with_engine, with_sizes
 
-    try:
-        return choose(config)
-    except ConfigError as error:
-        faults += error.faults
-        return {}
+    config = with_engine(config)
+    if whole:
+        try:
+            return with_sizes(config, auto=auto), set()
+        except ConfigError as error:
+            faults += error.faults
+    unsettled = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
+    if "sequence_parallel" not in config.parallel.model_fields_set:
+        unsettled.add("parallel.sequence_parallel")
+    if "parallel" not in config.model_fields_set:
+        unsettled |= {"parallel.tp", "parallel.pp", "parallel.dp"}
+    return config, unsettled
 
 
 def _read(source: Source | None) -> dict[str, Any]:

@@ -20,6 +20,11 @@ GRAPHS_COMPLETE = "smtrain-complete.json"
 TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compile sees the graphs
 
 
+def _chosen(schema: dict[str, Any]) -> None:
+    """The default of a field that loading chooses, by the machines, is not a fixed value."""
+    schema.pop("default", None)
+
+
 class Secret(Section):
     """A secret by its name; the container reads it with the job's role, and it is in no request, log or file."""
 
@@ -54,8 +59,9 @@ class Parallel(Section):
     """Data-parallel degree: how many copies of the model train, each on other data; default: processes / (tp x pp)."""
     micro_batch_size: int = Field(1, ge=1)
     """Sequences that one copy of the model takes at a time. More is faster and needs more memory."""
-    sequence_parallel: bool = False
-    """Also cut what lies between the shared layers, along the sequence: less memory; needs tp > 1 to have an effect."""
+    sequence_parallel: bool = Field(False, json_schema_extra=_chosen)
+    """Also cut what lies between the shared layers, along the sequence: less memory; needs tp > 1 to have an effect.
+    Default: true where engine nxd must (bf16)."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` (engine nxd)
     recomputes softmax attention only."""
@@ -70,16 +76,19 @@ class Parallel(Section):
 class Train(Section):
     """The training run itself."""
 
-    engine: Literal["native", "nxd"] = "native"
-    """What does the parallel work: torch alone, or neuronx-distributed (Trainium1; docs/nxd.md)."""
+    engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_chosen)
+    """What does the parallel work: torch alone, or neuronx-distributed (docs/nxd.md); default: what the machines run,
+    nxd on ml.trn1 and native on ml.trn2, on CPUs and on this machine."""
     objective: Literal["pretrain", "sft"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
     steps: int = Field(1000, ge=0, le=10**9)
     """Optimizer steps of the whole run; one that resumes goes on up to this number."""
-    global_batch_size: int = Field(8, ge=1, le=10**7)
-    """Sequences per optimizer step over all machines; a multiple of dp x parallel.micro_batch_size."""
-    seq_len: int = Field(4096, ge=2, le=10**8)
-    """Tokens per sequence; at most what the model has positions for."""
+    global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
+    """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
+    from 8 on, or, on AWS where `parallel` is left out too, the least that keeps the machines busy."""
+    seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_chosen)
+    """Tokens per sequence, at most what the model has positions for; default: 4096, or as many as a model in a local
+    folder has."""
     lr: float = Field(1.5e-4, gt=0)
     """Peak learning rate."""
     min_lr: float = Field(0.0, ge=0)
@@ -214,7 +223,8 @@ class Network(Section):
 
 
 def _or_auto(schema: dict[str, Any]) -> None:
-    """In a file `parallel` may also be the word auto; loading puts the planner's mesh in its place."""
+    """In a file `parallel` may also be the word auto, which it is on AWS where it is left out: loading puts the
+    planner's mesh in its place."""
     schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "auto"}]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from smtrain.errors import ConfigError
 from smtrain.facts import table
+from smtrain.facts.engines import is_gpu, is_neuron
 
 _SDK = re.compile(r"sdk(\d+)\.(\d+)\.(\d+)")
 
@@ -27,6 +28,27 @@ def image_uri(region: str, engine: str = "native", tag: str | None = None) -> st
     return f"{account}.dkr.ecr.{region}.{suffix}/{images['repository']}:{tag}"
 
 
+def training_image(region: str, engine: str, instance_type: str) -> str:
+    """URI of the newest known image in which `engine` trains on instances of a type.
+
+    On machines without accelerator that is the newest Neuron image too, for its torch and transformers. Raises
+    `ConfigError` where no image is known to do.
+    """
+    known = [row["tag"] for row in table("images")["tags"] if serves(row["tag"], engine)]
+    if is_gpu(instance_type):
+        lacking = "for GPUs, which this engine has not been run on"
+    elif is_neuron(instance_type) and not known:
+        lacking = f"with what it needs there: {table('images')['engines'][engine]['needs'].partition(', whose')[0]}"
+    else:
+        return image_uri(region, engine)
+    raise ConfigError(
+        [
+            f"compute.image: no image is known for train.engine {engine} on {instance_type}; set compute.image to one "
+            f"{lacking}"
+        ]
+    )
+
+
 def sdk_release(uri: str) -> tuple[int, int, int] | None:
     """Release of the Neuron SDK in an image, read from its tag; None where the tag does not say."""
     found = _SDK.search(uri.rpartition("/")[2])
@@ -34,12 +56,12 @@ def sdk_release(uri: str) -> tuple[int, int, int] | None:
 
 
 def serves(uri: str, engine: str) -> bool | None:
-    """Whether an image ships what an engine needs, as far as the table knows; None where it cannot know."""
+    """Whether an image ships what an engine needs on Neuron cores, as far as its name says; None where it does not."""
     release, bounds = sdk_release(uri), table("images")["engines"][engine].get("sdk")
     if release is None or bounds is None:
         return None
-    first, last = (tuple(int(part) for part in bound.split(".")) for bound in bounds)
-    return first <= release <= last
+    first, *last = (tuple(int(part) for part in bound.split(".")) for bound in bounds)
+    return first <= release and (not last or release <= last[0])
 
 
 def image_rows() -> list[dict[str, Any]]:

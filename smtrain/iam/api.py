@@ -24,7 +24,7 @@ def policies(
     A config without `compute.role` gets the name smtrain-training in its account, for which AWS is asked. Raises
     `ConfigError` as loading does, and `JobError` where the account or the region cannot be told.
     """
-    config = load_config(source, set_=set_, **sections)
+    config = load_config(source, set_=set_, target=target, **sections)
     where = target_of(config, target)
     if not config.compute.role and where.name == "aws":
         role = f"arn:aws:iam::{where.account()}:role/{ROLE_NAME}"

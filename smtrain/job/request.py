@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.config import JobConfig, Stage
-from smtrain.facts.images import image_uri
+from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
 
 # The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
@@ -108,8 +108,14 @@ def create_training_job(
 
 
 def image_of(config: JobConfig) -> str:
-    """The container image of every stage."""
-    return config.compute.image or image_uri(config.compute.region or "", config.train.engine)
+    """The container image of every stage, in which the engine can train on the machines where these are AWS's.
+
+    Raises `ConfigError` where no such image is known.
+    """
+    compute, region = config.compute, config.compute.region or ""
+    if compute.image or config.target == "local":
+        return compute.image or image_uri(region, config.train.engine)
+    return training_image(region, config.train.engine, compute.instance_type)
 
 
 def run_uri(config: JobConfig) -> str:

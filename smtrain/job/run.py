@@ -115,7 +115,7 @@ def request(
 
     A dict, which a notebook shows as one line that opens.
     """
-    config = load_config(source, set_=set_, **sections)
+    config = load_config(source, set_=set_, target=target, **sections)
     return Request(Chain(config, target_of(config, target), look=False).plan(stage).request)
 
 
@@ -135,7 +135,7 @@ def launch(
     With `wait` the job is followed until it ends, as `view` says, and `JobError` with the cause is raised if it does
     not end well; Ctrl-C leaves it running (`job.known_running`).
     """
-    config = load_config(source, set_=set_, **sections)
+    config = load_config(source, set_=set_, target=target, **sections)
     chain = Chain(config, target_of(config, target))
     plan = standing(chain, chain.plan(stage))
     if plan.done and not again:
@@ -164,7 +164,7 @@ def run(
     running and ends the call with KeyboardInterrupt, in a notebook without a traceback; the same call later goes on
     with it.
     """
-    config = load_config(source, set_=set_, **sections)
+    config = load_config(source, set_=set_, target=target, **sections)
     chain = Chain(config, target_of(config, target))
     done = Run(chain.config)
     stages = stages_of(config, chain.target.name)

@@ -13,6 +13,7 @@ from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError
 from smtrain.facts import table
+from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of
 from smtrain.planner.calibration import UNCALIBRATED, half_width, nearest
 from smtrain.planner.caution import memory_warnings, run_warnings
 from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
@@ -20,7 +21,7 @@ from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
 from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, refusals, search
 from smtrain.planner.setup import GIB, Machine, Mesh, Work
-from smtrain.planner.subject import resolve, text_bytes, work_of
+from smtrain.planner.subject import resolve, shape_of, text_bytes, work_of
 from smtrain.planner.throughput import step_time
 
 RankBy = Literal["time", "cost"]
@@ -30,7 +31,8 @@ RankBy = Literal["time", "cost"]
 def plan(
     source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
     rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,
-    prices: str | Path | None = None, set_: Sequence[str] = (), **sections: Any,
+    prices: str | Path | None = None, target: Literal["aws", "local"] = "aws",
+    set_: Sequence[str] = (), **sections: Any,
 ) -> Plan:  # fmt: skip
     """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
 
@@ -38,11 +40,12 @@ def plan(
     (instance type, count) pairs to choose from, default the config's own; `budget` in dollars and `deadline_hours`
     narrow the choice, `rank_by` orders it. With `best` the plan is for the best mesh, not for the config's.
     `prices` is a file whose rows override the shipped ones; default: prices.toml in $SMTRAIN_HOME, if it is there.
+    Engine and mesh are those of a run on AWS, unless `target` is local.
     Raises `ConfigError` for a config that is wrong, a model or an instance type nobody told us about.
     """
-    config, shape = resolve(source, model, set_, sections)
+    config, shape = resolve(source, model, set_, sections, target)
     known = Prices(prices or own_prices())
-    work, recompute = work_of(config, shape)
+    work, _ = work_of(config, shape)
     own = Machine.of(config.compute.instance_type, config.compute.instance_count, config.processes_per_instance)
     mesh = Mesh(
         config.parallel.tp, config.parallel.pp, config.dp, config.parallel.micro_batch_size,
@@ -50,7 +53,7 @@ def plan(
     )  # fmt: skip
     some = [Machine.of(t, n) for t, n in machines] or [own]
     steps = config.train.steps
-    found = search(work, some, recompute=recompute)
+    found = _search(config, some)
     by_cost = rank_by == "cost" or (deadline_hours is not None and budget is None)
     narrowed = budget is not None or deadline_hours is not None
     kept = found
@@ -67,7 +70,27 @@ def plan(
         if not choices:
             raise ConfigError(["compute: no mesh of these machines fits the model, the budget and the deadline"])
         own, mesh = choices[0][0].machine, choices[0][0].mesh
+        work, _ = work_of(config, shape, _engine(config, own))
     return _plan(config, work, own, mesh, choices, known)
+
+
+def _engine(config: JobConfig, machine: Machine) -> EngineName:
+    """The engine that a config names, else that of the machine."""
+    named = config.target == "local" or "engine" in config.train.model_fields_set
+    return config.train.engine if named else engine_of(machine.type)
+
+
+def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
+    """The meshes of all these machines that fit, fastest first, each by the engine that runs on it."""
+    found: list[Candidate] = []
+    shape = shape_of(config)
+    for engine in ENGINES:
+        some = [m for m in machines if _engine(config, m) == engine]
+        if config.target == "aws":
+            some = [m for m in some if engine_fault(engine, m.type) is None]
+        work, recompute = work_of(config, shape, engine)
+        found += search(work, some, recompute=recompute)
+    return sorted(found, key=lambda c: c.step_s)
 
 
 def _plan(
@@ -98,7 +121,7 @@ def _plan(
             f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
             f"up to {exp(UNCALIBRATED):.1f} times"
         )
-    if config.train.engine == "native":
+    if _engine(config, machine) == "native":
         warnings.append("the published runs are neuronx-distributed's and NeMo's; none is of the native engine")
     wide = half_width(table("throughput")["coefficients"]["residual"], near)
     rate = work.global_batch / step.total if step else None

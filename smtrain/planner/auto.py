@@ -1,36 +1,164 @@
-"""`parallel: auto`: the fastest mesh that fits, in the words of the config."""
+"""What a config leaves open and its machines decide: engine, sequence length, mesh and batch (`parallel: auto`)."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
 from smtrain.config.schema import JobConfig
+from smtrain.config.section import Section
+from smtrain.errors import ConfigError
+from smtrain.facts.engines import engine_of
+from smtrain.planner.search import Candidate, search
+from smtrain.planner.setup import Machine, Mesh
+from smtrain.planner.subject import shape_of, work_of
+
+NO_MESH = "compute.instance_count: no mesh of "
+"""How the fault begins where a model fits on none of the meshes that nobody has chosen yet."""
+_GOOD = 0.8  # of the rate that the largest batch gives: the smallest batch that reaches it is taken
+_LARGE = 4  # sequences for every process, of the largest batch that is tried
+_MESH = ("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing")
+_Some = TypeVar("_Some", bound=Section)
 
 
-def choose(config: JobConfig) -> dict[str, Any]:
-    """The section `parallel` for this model, these instances and this global batch.
+def with_engine(config: JobConfig) -> JobConfig:
+    """The config with the engine of its machines, where it names none: on this machine that is native.
 
-    Raises `ConfigError` where nothing fits, or where model or instance type are not known to the planner.
+    Values that are chosen count as not given, so that a config which is loaded again, for other machines or for
+    another target, chooses anew.
     """
-    from smtrain.errors import ConfigError
-    from smtrain.planner.search import search
-    from smtrain.planner.setup import Machine
-    from smtrain.planner.subject import shape_of, work_of
+    if "engine" in config.train.model_fields_set:
+        return config
+    engine = "native" if config.target == "local" else engine_of(config.compute.instance_type)
+    return _with(config, train={"engine": engine})
+
+
+def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
+    """The config with a sequence length, a mesh and a batch that fit its model and its machines, where it gives none.
+
+    On AWS a mesh that is not given is the planner's, as with `auto` everywhere; where the planner does not know model
+    or machines, and on this machine, it is data parallel. Raises `ConfigError` where nothing fits.
+    """
+    train = config.train.model_fields_set
+    if "seq_len" not in train and (longest := _positions(config)):
+        config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})
+    given = "parallel" in config.model_fields_set
+    if auto or (not given and config.target == "aws"):
+        try:
+            shape_of(config), _machine(config)
+        except ConfigError:
+            if auto:
+                raise
+        else:
+            return _planned(config, pinned=auto)
+    parallel, sequence = config.parallel, "sequence_parallel"
+    if sequence not in parallel.model_fields_set and config.train.engine == "nxd" and parallel.tp > 1:
+        # NxD's gradients need it in bf16 (checks_engine); before, such a config was refused.
+        config = _with(config, parallel={sequence: config.train.precision == "bf16"})
+    if "global_batch_size" not in train:
+        config = _with(config, train={"global_batch_size": _batch_of(config)})
+    return config
+
+
+def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
+    """With the fastest mesh, and the smallest batch at which it is nearly as fast as at a large one."""
+    if "global_batch_size" in config.train.model_fields_set:
+        best = _fastest(config)
+        if best is None:
+            raise _nothing(config, auto=pinned)
+        chosen = config
+    else:
+        ways = [(size, found) for size in _batches(config) if (found := _fastest(_sized(config, size)))]
+        if not ways:
+            raise _nothing(config, auto=pinned)
+        enough = _GOOD * max(size / found.step_s for size, found in ways)
+        size, best = next((size, found) for size, found in ways if size / found.step_s >= enough)
+        chosen = _sized(config, size)
+    values = dict(zip(_MESH, _words(best.mesh), strict=True))
+    if not pinned:
+        return _with(chosen, parallel=values)
+    return chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update=values)})
+
+
+def _fastest(config: JobConfig) -> Candidate | None:
+    """The fastest mesh of these machines in which the engine has no fault."""
+    from smtrain.config.checks_engine import engine_faults
 
     work, recompute = work_of(config, shape_of(config))
+    for found in search(work, [_machine(config)], recompute=recompute):
+        tried = _with(config, parallel=dict(zip(_MESH, _words(found.mesh), strict=True)))
+        if not any(key.startswith("parallel.") for keys, _ in engine_faults(tried) for key in keys):
+            return found
+    return None
+
+
+def _words(mesh: Mesh) -> tuple[Any, ...]:
+    return mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute
+
+
+def _batches(config: JobConfig) -> Iterator[int]:
+    """Batches that such machines can be cut for: the odd part of their number, doubled."""
+    world = config.world_size
+    size = world // (world & -world)
+    while size <= max(64, _LARGE * world):
+        if size >= type(config.train).model_fields["global_batch_size"].default:
+            yield size
+        size *= 2
+
+
+def _batch_of(config: JobConfig) -> int:
+    """The least batch, from the usual one on, that the mesh as it is given can cut."""
+    parallel, least = config.parallel, type(config.train).model_fields["global_batch_size"].default
+    each = config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
+    return int(-(-least // each) * each)
+
+
+def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
+    compute, train = config.compute, config.train
+    machines = f"{compute.instance_count} x {compute.instance_type}"
+    given = "global_batch_size" in train.model_fields_set
+    batch = f" and divides train.global_batch_size = {train.global_batch_size}" if given else ""
+    remedy = "take more or larger instances" + (", or another batch" if given else "")
+    start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
+    length = "" if auto else f" at train.seq_len {train.seq_len}"
+    return ConfigError([f"{start} fits the model{length}{batch}; {remedy}"])
+
+
+def _machine(config: JobConfig) -> Machine:
     compute = config.compute
-    machine = Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
-    found = search(work, [machine], recompute=recompute)
-    if not found:
-        raise ConfigError(
-            [
-                f"parallel: auto finds no mesh of {compute.instance_count} x {compute.instance_type} that fits the "
-                f"model and divides train.global_batch_size = {config.train.global_batch_size}; take more or larger "
-                "instances, or another batch"
-            ]
-        )
-    mesh = found[0].mesh
-    return {
-        "tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp, "micro_batch_size": mesh.micro_batch,
-        "sequence_parallel": mesh.sequence_parallel, "activation_checkpointing": mesh.recompute,
-    }  # fmt: skip
+    return Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
+
+
+def _positions(config: JobConfig) -> int | None:
+    """The longest sequence of a model whose config.json lies on this machine."""
+    if config.model.path == "demo://tiny-llama":
+        from smtrain.demo import inputs as demo
+
+        described: Any = demo.described()
+    elif "://" in config.model.path:
+        return None
+    else:
+        try:
+            described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None  # told elsewhere
+    found = described.get("max_position_embeddings") if isinstance(described, dict) else None
+    return found if isinstance(found, int) and found > 1 else None
+
+
+def _sized(config: JobConfig, batch: int) -> JobConfig:
+    return _with(config, train={"global_batch_size": batch})
+
+
+def _with(config: JobConfig, **sections: dict[str, Any]) -> JobConfig:
+    """A copy with values in its sections that count as not given."""
+    changed = {name: _unset(getattr(config, name), values) for name, values in sections.items()}
+    return _unset(config, changed)
+
+
+def _unset(section: _Some, values: dict[str, Any]) -> _Some:
+    copy = section.model_copy(update=values)
+    copy.model_fields_set.intersection_update(section.model_fields_set)
+    return copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smtrain.config.checks_engine import machine_fault
 from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.planner.search import refusals
@@ -38,6 +39,9 @@ def fallback_faults(config: JobConfig) -> Iterator[str]:
 
 def _faults(config: JobConfig) -> Iterator[str]:
     compute, parallel = config.compute, config.parallel
+    if fault := machine_fault(config):
+        yield fault.partition("; ")[0]
+        return
     try:
         machine = Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
         alone = Machine.of(compute.instance_type, 1)

@@ -12,6 +12,7 @@ from smtrain.config import JobConfig, load_config
 from smtrain.config.load import Source
 from smtrain.errors import ConfigError
 from smtrain.facts import table
+from smtrain.facts.engines import EngineName
 from smtrain.model.families import ModelShape
 from smtrain.planner.setup import Recompute, Work, named_shape
 
@@ -23,21 +24,33 @@ _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
 
 
 def resolve(
-    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any]
+    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any], target: str
 ) -> tuple[JobConfig, ModelShape]:
-    """The config, with `model` (a known name or a folder) in place of its `model.path`, and the model's shape."""
+    """The config, with `model` (a known name or a folder) in place of its `model.path`, and the model's shape.
+
+    Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
+    """
     named = named_shape(model) if model else None
     if model and named:
         sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
-    config = load_config(source, set_=set_, **sections)
+    try:
+        config = load_config(source, set_=set_, target=target, **sections)
+    except ConfigError as error:
+        from smtrain.planner.auto import NO_MESH
+
+        if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
+            raise
+        config = load_config(source, set_=set_, target=target, **{**sections, "parallel": {}})
     return config, shape_of(config)
 
 
-def work_of(config: JobConfig, shape: ModelShape) -> tuple[Work, tuple[Recompute, ...]]:
-    """What a config trains, and which recomputations its engine knows."""
-    recompute, again = _ENGINES[config.train.engine]
+def work_of(
+    config: JobConfig, shape: ModelShape, engine: EngineName | None = None
+) -> tuple[Work, tuple[Recompute, ...]]:
+    """What a config trains, and which recomputations its engine (or `engine`) knows."""
+    recompute, again = _ENGINES[engine or config.train.engine]
     train = config.train
     return Work(shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again), recompute
 

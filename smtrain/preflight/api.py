@@ -6,18 +6,25 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from smtrain.config import Stage, load_config
+from smtrain.config import JobConfig, Stage, load_config
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.inputs import Say
 from smtrain.job.stages import Chain, stages_of
 from smtrain.job.target import TargetName, target_of
-from smtrain.preflight import cost, dataset, disk, hosts, image, limits, quotas, resume, role, storage, token
+from smtrain.preflight import cost, dataset, disk, here, hosts, image, limits, quotas, resume, role, storage, token
 from smtrain.preflight.context import Check, Context, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report
 
 NOBODY = "arn:aws:iam::000000000000:role/none"
+# What stands in for a setting that is lacking or wrong, and the checks that cannot be made then.
+_STAND_INS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "compute.role": (NOBODY, ("role", "permissions")),
+    "compute.region": ("us-east-1", ("quotas", "image", "price")),
+    "compute.image": ("000000000000.dkr.ecr.us-east-1.amazonaws.com/none:none", ("image",)),
+    "output.s3_uri": ("s3://smtrain-check-nowhere/smtrain", ("buckets", "resume", "permissions")),
+}
 # In the order in which they are shown.
 CHECKS: dict[str, Check] = {
     "limits": limits.limits,
@@ -27,6 +34,7 @@ CHECKS: dict[str, Check] = {
     "token": token.token,
     "quotas": quotas.quotas,
     "hosts": hosts.hosts,
+    "machine": here.machine,
     "image": image.image,
     "model": dataset.model,
     "data": dataset.data,
@@ -53,28 +61,51 @@ def check(
     cannot be loaded is told as such, with every fault in it.
     """
     try:
-        config = load_config(source, set_=set_, **sections)
+        config = load_config(source, set_=set_, target=target, **sections)
         place = target_of(config, target)
     except ConfigError as error:
-        return _of_config(error)
-    stages = [stage] if stage else stages_of(config, place.name)
-    try:
-        return look(Chain(config, place), stages)
-    except ConfigError as error:
-        told = _of_config(error)
-    if config.compute.role:
-        return told
-    # Most likely the role alone is missing: everything else can be looked at without one.
-    standing_in = config.model_copy(update={"compute": config.compute.model_copy(update={"role": NOBODY})})
-    try:
-        rest = look(Chain(standing_in, place), stages, without=["role", "permissions"])
-    except ConfigError as error:
-        return _of_config(error)
-    return Report((*told, *(finding for finding in rest if finding.check != "config")))
+        return Report(_of_config(error))
+    return _all(config, place.name, [stage] if stage else stages_of(config, place.name))
 
 
-def _of_config(error: ConfigError) -> Report:
-    return Report(tuple(Finding("config", "fault", fault) for fault in error.faults))
+def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage]) -> Report:
+    """All that can be looked at. What the target cannot do without is told, and something stands in for it."""
+    told: list[Finding] = []
+    without: set[str] = set()
+    while True:
+        try:
+            rest = look(Chain(config, target_of(config, target)), stages, without=sorted(without))
+            break
+        except ConfigError as error:
+            found, lacking = _of_config(error), _lacking(error.faults, config)
+        except JobError as error:
+            if config.output.s3_uri:  # else AWS was asked for its account, to find a bucket
+                raise
+            found, lacking = (Finding("aws", "warning", str(error)),), "output.s3_uri"
+        told += found
+        if lacking is None:
+            return Report(tuple(told))
+        stand_in, skipped = _STAND_INS[lacking]
+        section, _, field = lacking.partition(".")
+        config = config.model_copy(update={section: getattr(config, section).model_copy(update={field: stand_in})})
+        without |= set(skipped)
+    return Report((*told, *(finding for finding in rest if not told or finding.check != "config")))
+
+
+def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:
+    """The key that a fault asks for and something else can stand in for; None where that would not help."""
+    if len(faults) != 1:
+        return None
+    # A region that is named, but whose registry is not known: it is the image that is lacking.
+    key = "compute.image" if "registry is known" in faults[0] else faults[0].partition(":")[0]
+    section, _, field = key.partition(".")
+    if key not in _STAND_INS or getattr(getattr(config, section), field) == _STAND_INS[key][0]:
+        return None
+    return key
+
+
+def _of_config(error: ConfigError) -> tuple[Finding, ...]:
+    return tuple(Finding("config", "fault", fault) for fault in error.faults)
 
 
 def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> Report:
@@ -111,13 +142,15 @@ def _unreached(
 
 
 def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
-    """What `launch` and `run` do before they upload anything to AWS: say what is doubtful, refuse what cannot work.
+    """What `launch` and `run` do before they upload anything: say what is doubtful, refuse what cannot work.
 
-    Raises `JobError` with every fault. The price is not looked at: the command line has asked about it.
+    Here that is whether this machine holds the processes. Raises `JobError` with every fault. The price is not looked
+    at: the command line has asked about it.
     """
-    if chain.target.name != "aws":
-        return
-    report = look(chain, stages, without=["price"])
+    if chain.target.name == "aws":
+        report = look(chain, stages, without=["price"])
+    else:
+        report = Report(tuple(here.machine(Context(chain, stages))))
     for sentence in report.sentences("warning"):
         say(f"warning: {sentence}")
     if not report.ok:

@@ -74,7 +74,7 @@ class Context:
         from smtrain.planner.api import plan
 
         try:
-            return plan(self.chain.given)
+            return plan(self.chain.given, target=self.chain.target.name)
         except ConfigError as error:
             return error
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from smtrain.facts import table
+from smtrain.facts.engines import is_neuron
 from smtrain.facts.images import sdk_release, serves
 from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
@@ -32,11 +33,7 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
     engine: str = context.config.train.engine
     instance_type = context.config.compute.instance_type
     facts = table("images")["engines"][engine]
-    if engine == "native" and instance_type.startswith("ml.trn1"):
-        yield Finding(
-            "image", "fault", f"engine native needs {facts['needs']}; {instance_type} has no such image",
-            "set train.engine: nxd for Trainium1, or choose ml.trn2.48xlarge",
-        )  # fmt: skip
+    if not is_neuron(instance_type):
         return
     served = serves(uri, engine)
     release = sdk_release(uri)
@@ -44,9 +41,9 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
     if served is False:
         yield Finding(
             "image", "fault", f"the image has Neuron {name}, and engine {engine} needs {facts['needs']}",
-            "leave compute.image out for the newest image that serves it (`smtrain images` lists them)",
+            "name one that has it in compute.image, or leave that out for the newest that is known (`smtrain images`)",
         )  # fmt: skip
-    elif served is None and instance_type.startswith("ml.trn"):
+    elif served is None:
         yield Finding(
             "image", "warning", f"whether the image ({name}) has what engine {engine} needs cannot be told from here",
             f"it needs {facts['needs']}",

@@ -34,7 +34,7 @@ def estimator(
         raise ConfigError(
             [f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or `{install('sdk-v2')}` for v2"]
         )
-    config = load_config(source, set_=set_, **sections)
+    config = load_config(source, set_=set_, target=target, **sections)
     place = target_of(config, target)
     plan = Chain(config, place).plan(stage)
 

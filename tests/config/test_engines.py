@@ -46,7 +46,7 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
     ("changes", "fault"),
     [
         (
-            {"train": {"precision": "bf16"}},
+            {"train": {"precision": "bf16"}, "parallel": {"sequence_parallel": False}},
             "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 without it",
         ),
         (

@@ -12,12 +12,12 @@ from tests.planner.test_plan import raw
 
 
 def test_auto_takes_the_fastest_mesh_that_fits() -> None:
-    config = smtrain.load_config({**raw(hosts=16), "parallel": "auto"})
+    config = smtrain.load_config({**raw(hosts=16), "parallel": "auto"}, target="aws")
     plan = smtrain.plan(config)
     assert plan.fits
     assert plan.mesh == plan.choices[0].mesh
     assert config.parallel.tp * config.parallel.pp * config.dp == 16 * 32
-    assert smtrain.load_config(raw(hosts=16), set_=["parallel=auto"]) == config
+    assert smtrain.load_config(raw(hosts=16), set_=["parallel=auto"], target="aws") == config
 
 
 def test_auto_says_why_it_cannot_choose(model_folder: Path) -> None:

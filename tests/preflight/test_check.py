@@ -87,7 +87,8 @@ def aws(raw: dict[str, Any], bucket: str) -> dict[str, Any]:
     """A config for AWS with nothing wrong in it."""
     return {
         **raw, "target": "aws", "output": {"s3_uri": f"s3://{bucket}/smtrain"},
-        "parallel": {"tp": 4, "pp": 2}, "train": {"steps": 100, "global_batch_size": 64, "seq_len": 32},
+        "parallel": {"tp": 4, "pp": 2, "sequence_parallel": True}, "train": {"steps": 100, "global_batch_size": 64,
+        "seq_len": 32},
         "compute": {
             "instance_type": TYPE, "instance_count": 2, "role": ROLE, "region": "us-east-1",
             "image": f"763104351884.dkr.ecr.us-east-1.amazonaws.com/own:{'x' * 8}",
@@ -259,9 +260,12 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
 
 
 def test_the_image_must_have_what_the_engine_needs(aws: dict[str, Any]) -> None:
-    told = only_fault(report(aws, "image"), "image")
-    assert "engine native needs TorchNeuron" in told
-    assert "train.engine: nxd" in told
+    (told,) = smtrain.check(with_(aws, "train", engine="native"), target="aws").faults
+    assert told.text.startswith("train.engine: native does not run on ml.trn1")
+    registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+    xla = f"{registry}/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04"
+    newer = with_(with_(aws, "compute", image=xla, instance_type="ml.trn2.48xlarge"), "train", engine="native")
+    assert "has Neuron 2.30.0, and engine native needs TorchNeuron" in only_fault(report(newer, "image"), "image")
     elsewhere = with_(
         aws, "compute", image="763104351884.dkr.ecr.eu-west-1.amazonaws.com/x:y", instance_type="ml.m5.large"
     )
@@ -360,7 +364,7 @@ def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: 
     whole = {"config.json": described, "model.safetensors": b"x", "tokenizer.json": {}}
     put(f"s3://{bucket}/model", whole)
     assert report(there, "model").ok
-    chats = with_(there, "train", objective="sft")
+    chats = with_(with_(there, "train", objective="sft"), "compute", instance_type="ml.trn2.48xlarge")
     assert ["has no chat template" in fault.text for fault in report(chats, "model").faults] == [True]
     put(f"s3://{bucket}/model", {**whole, "tokenizer_config.json": {"chat_template": "{{ messages }}"}})
     assert report(chats, "model").ok
@@ -511,7 +515,7 @@ def test_without_a_role_everything_else_is_looked_at_all_the_same(
     none = {**FINE, "service-quotas.ListServiceQuotas": listed(quota(f"{TYPE} for training job usage", 0))}
     monkeypatch.setattr("smtrain.preflight.api.target_of", lambda *_: Account("us-east-1", none, Target("local").s3))
     found = smtrain.check(bare)
-    assert [f.check for f in found.faults] == ["config", "quotas", "image"]
+    assert [f.check for f in found.faults] == ["config", "quotas"]
     assert found.faults[0].text.startswith("compute.role: is needed on AWS")
     assert {f.check for f in found} >= {"limits", "buckets", "memory", "time", "resume"}
     assert "role" not in {f.check for f in found}

@@ -47,7 +47,8 @@ def test_nxd_gets_the_newest_image_that_ships_it() -> None:
     assert [sdk for sdk, engines in known.items() if "nxd" in engines] == ["2.30.0", "2.29.1", "2.29.0", "2.28.0"]
     assert serves("x/y:2.12.0-neuronx-py312-sdk2.32.0-ubuntu24.04", "nxd") is False
     assert serves("x/y:latest", "nxd") is None
-    assert serves(image_uri("us-west-2"), "native") is None, "no TorchNeuron tag is known"
+    assert not any("native" in engines for engines in known.values()), "no TorchNeuron tag is known"
+    assert serves("x/y:2.14.3-neuronx-py312-sdk2.33.0-ubuntu26.04", "native") is True
 
 
 def test_the_table_is_in_order_and_speaks_of_every_engine() -> None:
@@ -61,6 +62,9 @@ def test_the_command_lists_them() -> None:
     command = [sys.executable, "-c", "from smtrain.cli import main; main()", "images", "--engine", "nxd", "--json"]
     told = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
     assert told["uri"] == image_uri("us-west-2", "nxd")
+    command[-2] = "native"
+    without = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
+    assert without["uri"] is None
     assert told["images"] == image_rows()
     assert "not known here" in told["needs"]["native"]
 
@@ -70,11 +74,12 @@ def test_the_command_lists_them() -> None:
     [("ml.trn1.2xlarge", False), ("ml.trn1.32xlarge", True), ("ml.trn1n.32xlarge", True), ("ml.trn2.48xlarge", True)],
 )
 def test_efa_goes_by_the_instance(plain: dict[str, Any], kind: str, efa: bool) -> None:
-    made = environment(plain, instance_type=kind)
+    own = {"instance_type": kind, "image": f"{IMAGE}sdk2.30.0"}
+    made = environment(plain, **own)
     trio = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
     assert {name: made[name] for name in trio if name in made} == (trio if efa else {})
     assert made.get("NEURON_LOGICAL_NC_CONFIG") == ("2" if kind == "ml.trn2.48xlarge" else None)
-    assert "FI_PROVIDER" not in environment(plain, instance_type=kind, stage="prepare")
+    assert "FI_PROVIDER" not in environment(plain, **own, stage="prepare")
 
 
 def test_the_neuron_variables_go_by_the_images_sdk(plain: dict[str, Any]) -> None:
@@ -104,6 +109,8 @@ def test_a_pipeline_has_more_in_flight(plain: dict[str, Any]) -> None:
 
 def test_the_compile_cache_is_in_s3_or_in_the_warm_pool_and_never_with_the_checkpoints(plain: dict[str, Any]) -> None:
     name = "NEURON_COMPILE_CACHE_URL"
+    assert environment(plain)[name].startswith("s3://bucket/out/neuron-cache/"), "nxd: by what changes a graph"
+    plain["compute"] |= {"instance_type": "ml.trn2.48xlarge", "image": f"{IMAGE}sdk2.33.0"}
     assert environment(plain)[name] == "s3://bucket/out/neuron-cache"
     assert environment(plain, keep_alive="10m")[name] == "/opt/ml/sagemaker/warmpoolcache/neuron"
     assert name not in environment(plain, network={"isolation": True})

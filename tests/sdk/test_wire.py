@@ -33,6 +33,9 @@ def test_the_sdk_sends_what_boto3_sends(config: str, stage: Stage, request: pyte
     assert canonical(through_sdk.bodies[0]) == canonical(through_boto3.bodies[0]) == canonical(wanted)
 
 
+OWN = "111122223333.dkr.ecr.us-west-2.amazonaws.com/own:1"
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     spot=st.booleans(), retries=st.none() | st.integers(1, 30), isolation=st.booleans(), encrypt=st.booleans(),
@@ -51,7 +54,8 @@ def test_every_combination_of_switches_agrees(
             "train": {"global_batch_size": 256},
             "compute": {
                 "instance_type": kind, "instance_count": 4, "spot": spot, "retries": retries,
-                "session_tag_chaining": chaining, "keep_alive": 0 if spot else keep, "region": "us-west-2",
+                "session_tag_chaining": chaining, "image": OWN,
+                "keep_alive": 0 if spot else keep, "region": "us-west-2",
                 "role": "arn:aws:iam::111122223333:role/training",
             },
             "network": {

@@ -1,0 +1,45 @@
+"""Which engine trains on which machines, and why the other does not. Where a job runs on this machine, native does."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from smtrain.facts import table
+
+EngineName = Literal["native", "nxd"]
+ENGINES: tuple[EngineName, ...] = ("native", "nxd")
+
+
+def engine_of(instance_type: str) -> EngineName:
+    """The engine of a config that names none: what runs on instances of this type."""
+    return "nxd" if family(instance_type) in table("instances")["engines"]["nxd"] else "native"
+
+
+def engine_fault(engine: str, instance_type: str) -> str | None:
+    """Why an engine cannot train on instances of a type, with the way out; None where it can."""
+    if engine == engine_of(instance_type):
+        return None
+    if engine == "nxd":
+        return (
+            f"train.engine: nxd is the engine of Trainium1, and {instance_type} is not; set train.engine: native (the "
+            "default there), or take ml.trn1.32xlarge"
+        )
+    return (
+        f"train.engine: native does not run on {instance_type}, as TorchNeuron knows trn2 and trn3 only; set "
+        "train.engine: nxd (the default there), or take ml.trn2.48xlarge"
+    )
+
+
+def family(instance_type: str) -> str:
+    """The part of a type's name that says what machine it is: trn1, p5, m5..."""
+    return instance_type.split(".")[1]
+
+
+def is_neuron(instance_type: str) -> bool:
+    """Whether hosts of this type have Neuron cores."""
+    return family(instance_type).startswith("trn")
+
+
+def is_gpu(instance_type: str) -> bool:
+    """Whether hosts of this type have GPUs."""
+    return family(instance_type)[0] in table("instances")["gpu_families"]

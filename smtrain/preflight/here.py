@@ -1,0 +1,112 @@
+"""A local run against this machine: its processor cores and the memory that is free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from smtrain.config import JobConfig
+from smtrain.errors import ConfigError
+from smtrain.planner.memory import core_memory
+from smtrain.planner.setup import GIB, Machine, Mesh
+from smtrain.planner.subject import shape_of, work_of
+from smtrain.preflight.context import Context
+from smtrain.preflight.findings import Finding
+
+CROWD = 4
+"""Processes for every core from which on they hinder each other more than a run is worth: refused."""
+PROCESS = 0.35 * GIB
+"""Of a training process before anything is loaded: Python and torch, as measured here."""
+
+
+def machine(context: Context) -> Iterator[Finding]:
+    """Whether this machine can hold the training processes that a local run starts on it."""
+    if context.on_aws or "train" not in context.stages:
+        return
+    config, cores, free = context.chain.given, cores_here(), memory_here()
+    started = f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
+    need = memory_of(config)
+    offer = what_fits(config, cores, free)
+    remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    if need is not None and free is not None and need > free:
+        text = (
+            f"training here takes about {need / GIB:.1f} GiB in {started}, and {free / GIB:.1f} GiB of memory are free"
+        )
+        yield Finding("machine", "fault", text, remedy)
+    elif config.world_size > CROWD * cores:
+        yield Finding("machine", "fault", f"training here starts {started} on {cores} cores", remedy)
+    elif config.world_size > cores:
+        yield Finding("machine", "warning", f"training here starts {started} on {cores} cores, which slows it", remedy)
+    else:
+        yield Finding("machine", "ok", f"training here starts {started} on {cores} cores")
+
+
+def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
+    """Settings with which the run fits this machine, for the command line; None where none are found.
+
+    The mesh stays where it fits; else it is data parallel.
+    """
+    parallel, batch = config.parallel, config.train.global_batch_size
+    for tp, pp, micro in ((parallel.tp, parallel.pp, parallel.micro_batch_size), (1, 1, 1)):
+        for dp in range(cores // (tp * pp), 0, -1):
+            if batch % (dp * micro):
+                continue
+            values = {"tp": tp, "pp": pp, "dp": dp, "micro_batch_size": micro}
+            compute = {"instance_count": 1, "processes_per_instance": tp * pp * dp}
+            tried = config.model_copy(
+                update={
+                    "parallel": parallel.model_copy(update=values),
+                    "compute": config.compute.model_copy(update=compute),
+                }
+            )
+            need = memory_of(tried)
+            if need is None or free is None or need <= free:
+                changed = {f"compute.{key}": value for key, value in compute.items()}
+                changed |= {
+                    f"parallel.{key}": value
+                    for key, value in values.items()
+                    if value != getattr(parallel, key) and (key != "dp" or parallel.dp is not None)
+                }
+                return " ".join(f"--set {key}={value}" for key, value in changed.items())
+    return None
+
+
+def memory_of(config: JobConfig) -> float | None:
+    """Bytes that all training processes take at their peak on CPUs; None for a model that nobody knows here."""
+    try:
+        work, _ = work_of(config, shape_of(config), "native")
+    except ConfigError:
+        return None
+    parallel = config.parallel
+    mesh = Mesh(
+        parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
+        parallel.sequence_parallel,
+    )  # fmt: skip
+    plain = Machine("cpu", config.compute.instance_count, config.processes_per_instance, 1, 1, 1, 1, accelerated=False)
+    held = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
+    return held * mesh.tp * mesh.dp + PROCESS * config.world_size
+
+
+def cores_here() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_here() -> float | None:
+    """Bytes of memory that are free on this machine, or in this container; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text("utf-8").strip() for name in ("memory.max", "memory.current"))
+        cached = next(
+            (float(line.split()[1]) for line in (group / "memory.stat").read_text("utf-8").splitlines()
+             if line.startswith("inactive_file ")), 0.0,
+        )  # fmt: skip
+        return min(free, float(limit) - float(used) + cached)
+    except (OSError, ValueError):
+        return free
