@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from smtrain.config.schema import JobConfig
@@ -13,7 +11,7 @@ from smtrain.errors import ConfigError
 from smtrain.facts.engines import engine_of
 from smtrain.planner.search import Candidate, search
 from smtrain.planner.setup import Machine, Mesh
-from smtrain.planner.subject import shape_of, work_of
+from smtrain.planner.subject import positions_of, shape_of, work_of
 
 NO_MESH = "compute.instance_count: no mesh of "
 """How the fault begins where a model fits on none of the meshes that nobody has chosen yet."""
@@ -42,7 +40,7 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     or machines, and on this machine, it is data parallel. Raises `ConfigError` where nothing fits.
     """
     train = config.train.model_fields_set
-    if "seq_len" not in train and (longest := _positions(config)):
+    if "seq_len" not in train and (longest := positions_of(config)):
         config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})
     given = "parallel" in config.model_fields_set
     if auto or (not given and config.target == "aws"):
@@ -129,23 +127,6 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
 def _machine(config: JobConfig) -> Machine:
     compute = config.compute
     return Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
-
-
-def _positions(config: JobConfig) -> int | None:
-    """The longest sequence of a model whose config.json lies on this machine."""
-    if config.model.path == "demo://tiny-llama":
-        from smtrain.demo import inputs as demo
-
-        described: Any = demo.described()
-    elif "://" in config.model.path:
-        return None
-    else:
-        try:
-            described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return None  # told elsewhere
-    found = described.get("max_position_embeddings") if isinstance(described, dict) else None
-    return found if isinstance(found, int) and found > 1 else None
 
 
 def _sized(config: JobConfig, batch: int) -> JobConfig:

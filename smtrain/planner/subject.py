@@ -79,6 +79,23 @@ def shape_of(config: JobConfig) -> ModelShape:
     return shape
 
 
+def positions_of(config: JobConfig) -> int | None:
+    """The longest sequence of a model whose config.json lies on this machine."""
+    if config.model.path == "demo://tiny-llama":
+        from smtrain.demo import inputs as demo
+
+        described: Any = demo.described()
+    elif "://" in config.model.path:
+        return None
+    else:
+        try:
+            described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None  # told elsewhere
+    found = described.get("max_position_embeddings") if isinstance(described, dict) else None
+    return found if isinstance(found, int) and found > 1 else None
+
+
 def text_bytes(config: JobConfig) -> float | None:
     """Of text on this machine; what lies elsewhere is not looked at."""
     paths = [source.path for source in config.data.all_sources]
