@@ -44,16 +44,38 @@ def convert(
 ) -> None:
     """Write the weights of `source` into `target`, which appears whole or stays as it was.
 
-    Both are folders or s3:// URIs. The source's kind and topology are read from it; `config` is the folder of the
-    config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's own saves. `kv_order` is the
-    chip's order of repeated key/value heads, of the target and of a source without a manifest: tiled (trn1) or grouped
-    (trn2). `dtype` (bf16, fp32, fp16) converts on the way. From native to native the optimizer's state goes along, and
-    training goes on from the result. Run again after an interruption, it goes on where it was; run again after it has
-    ended, it leaves what it made.
+    The source's kind and topology are read from it. From native to native the optimizer's state goes along, and
+    training goes on from the result. Run again after an interruption, it goes on where it was; run again after
+    it has ended, it leaves what it made.
 
-    Raises CheckpointError where the source cannot be read, the two overlap or, unless `overwrite`, other files of the
-    target would be replaced, ConfigError where an option is none or
-    the model cannot be cut for (tp, pp).
+    Args:
+        source: A folder or s3:// URI: Hugging Face, NxD shards or a native checkpoint.
+        target: The folder or s3:// URI to write.
+        to: The kind to write: `hf`, `nxd` or `native`.
+        tp: Tensor-parallel degree of the target.
+        pp: Pipeline-parallel degree of the target.
+        form: How NxD's shards are written: `pt`, one file a rank, or `xser`, one file a tensor.
+        qkv: How NxD keeps the three projections of attention. Default: `separate`, or `grouped` where heads repeat.
+        kv_multiplier: How often NxD repeats the key and value heads. Default: as often as tp needs.
+        kv_order: The chip's order of repeated heads, of the target and of a source without a manifest: `tiled` (trn1)
+            or `grouped` (trn2).
+        cuts: The last layer of each pipeline stage but the last. Default: equal parts.
+        dtype: `bf16`, `fp32` or `fp16`, converted on the way. Default: as they are.
+        max_shard_size: Bytes of a file of a Hugging Face target.
+        config: The folder of the config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's
+            own saves.
+        overwrite: Replace other files of the target.
+
+    Raises:
+        CheckpointError: The source cannot be read, the two overlap or, unless `overwrite`, other files of the target
+            would be replaced.
+        ConfigError: An option is none of those above, or the model cannot be cut for (tp, pp).
+
+    Examples:
+        >>> run = smtrain.run("llama.yaml", say=lambda line: None)
+        >>> folder = run.download("model")
+        >>> smtrain.convert(folder, "shards", to="nxd", tp=2)
+        >>> smtrain.convert("shards", "again", to="hf")
     """
     choices: list[tuple[str, Any, tuple[Any, ...]]] = [
         ("to", to, get_args(Kind)),

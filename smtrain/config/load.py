@@ -35,15 +35,28 @@ _LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"))
 def load_config(
     source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
 ) -> JobConfig:
-    """Build the config of a job.
+    """Build the config of a job, and tell every fault in it at once.
 
-    `source` is a YAML file, a mapping or a `JobConfig`; `sections` are its keys as keyword arguments (nested mappings
-    are merged into what the file says); `set_` holds `a.b=value` texts whose value is read as YAML. Later wins.
-    Local paths in a file are relative to that file, others to the working directory. `target` (local or aws) is where
-    the job is to go, whatever the rest says. Engine, mesh, batch and sequence length follow from that, the machines and
-    the model, where they are not given (`planner.auto`).
+    Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative to that file,
+    others to the working directory. Engine, mesh, batch and sequence length follow from the target, the machines and the
+    model, where they are not given.
 
-    Raises `ConfigError` with one sentence per fault.
+    Args:
+        source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML.
+        target: `local` or `aws`: where the job is to go, whatever the rest says.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The config: typed, frozen, with every default filled in.
+
+    Raises:
+        ConfigError: The config cannot be run; `faults` has one sentence for each reason.
+
+    Examples:
+        >>> config = smtrain.load_config("llama.yaml", train={"steps": 20}, set_=["train.lr=3e-4"])
+        >>> config.train.steps, config.train.lr
+        (20, 0.0003)
     """
     raw = _read(source)
     _merge(raw, _absolute(_plain(sections), Path.cwd()))

@@ -34,8 +34,21 @@ _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's T
 class Job:
     """A training job of a target, by name; attaches from anywhere.
 
-    >>> job = smtrain.Job("tiny-llama-train-1a2b3c4d")
-    >>> job.follow()
+    Args:
+        name: Its name or ARN.
+        target: `local` or `aws`. Default: where a job of that name is, first here, then on AWS.
+
+    Raises:
+        JobError: The name cannot be one, or there is no such job.
+
+    Examples:
+        >>> job = smtrain.Job("llama-train-1a2b3c4d")
+        >>> job.status
+        'Completed'
+        >>> len(job.loss)
+        6
+        >>> print(job.explain())  # doctest: +ELLIPSIS
+        llama-train-1a2b3c4d: Completed...
     """
 
     def __init__(self, name: str, target: TargetName | Target | None = None) -> None:
@@ -189,9 +202,24 @@ class Job:
     ) -> Job:  # fmt: skip
         """Show the job until it ends: a live panel on a terminal, else lines, status changes and summaries.
 
-        `host` and `grep` choose lines; `since` (a moment, or seconds back) and `tail` where they begin, `resume` that
-        they begin where the last follow was left. `panel` False is for lines on a terminal, `every` seconds between
-        summaries. Ctrl-C leaves the job running and says how to come back. Why a job failed is shown at the end.
+        Ctrl-C leaves the job running and says how to come back. Why a job failed is shown at the end.
+
+        Args:
+            host: Lines of this host alone, such as `algo-1`.
+            grep: Lines in which this regular expression is found alone.
+            since: Begin with lines from this moment on, or from so many seconds back.
+            tail: Begin with the last so many lines.
+            resume: Begin where the last follow was left.
+            panel: False: lines on a terminal too. True: a panel where there is none.
+            every: Seconds between summaries.
+            lines: False: no lines of the log.
+            say: Called with each line.
+
+        Returns:
+            The job itself.
+
+        Raises:
+            JobError: There is no such job, or it cannot be read any more.
         """
         from smtrain.follow.show import View, follow
 
@@ -266,13 +294,21 @@ class Job:
         return body
 
     def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
-        """Copy what the job left into `folder`; returns the folder. Files that are there and the same are left.
+        """Copy what the job left into `folder`. Files that are there and the same are left.
 
-        `model` is what it left in /opt/ml/model, `checkpoints` its whole checkpoints, a folder a step, `metrics` what
-        it left in /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all` makes a folder of each.
+        Args:
+            folder: Where to; made where it is not there.
+            what: `model` is what it left in /opt/ml/model, `checkpoints` its whole checkpoints, a folder a step,
+                `metrics` what it left in /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all`
+                makes a folder of each.
+            overwrite: Replace other files of the folder.
 
-        Raises `JobError` where the job has left nothing of that kind and, before anything is written, where other files
-        would be replaced, unless `overwrite`.
+        Returns:
+            The folder.
+
+        Raises:
+            JobError: The job has left nothing of that kind, or, before anything is written, other files would be
+                replaced and `overwrite` is not set.
         """
         return fetch(self, folder, what, overwrite=overwrite)
 

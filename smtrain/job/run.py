@@ -113,7 +113,24 @@ def request(
 ) -> dict[str, Any]:  # fmt: skip
     """The CreateTrainingJob request that `launch` would send for a first attempt. Sends nothing, starts nothing.
 
-    A dict, which a notebook shows as one line that opens.
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The stage that it is for.
+        target: `local` or `aws`, in place of the config's `target`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The request, which a notebook shows as one line that opens.
+
+    Raises:
+        ConfigError: The config is wrong.
+        JobError: Account, region or role cannot be told.
+
+    Examples:
+        >>> request = smtrain.request("llama.yaml", stage="train")
+        >>> request["ResourceConfig"]["InstanceType"], request["ResourceConfig"]["InstanceCount"]
+        ('ml.trn1.2xlarge', 2)
     """
     config = load_config(source, set_=set_, target=target, **sections)
     return Request(Chain(config, target_of(config, target), look=False).plan(stage).request)
@@ -128,12 +145,33 @@ def launch(
 ) -> Job:  # fmt: skip
     """Start one stage of a config and return its job.
 
-    On AWS everything that `smtrain.check` looks at is looked at first, unless `check` is False.
+    A stage that runs already is joined, one that is done is returned as it is. Where AWS has no machines,
+    `compute.capacity_wait` and `compute.fallback_instance_types` say how long to wait and with what to go on. Ctrl-C
+    leaves the job running.
 
-    A stage that runs already is joined, one that is done is returned as it is, unless `again`. Where AWS has no
-    machines, `compute.capacity_wait` and `compute.fallback_instance_types` say how long and with what to go on.
-    With `wait` the job is followed until it ends, as `view` says, and `JobError` with the cause is raised if it does
-    not end well; Ctrl-C leaves it running (`job.known_running`).
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The stage to start.
+        target: `local` or `aws`, in place of the config's `target`.
+        wait: Follow the job until it ends.
+        again: Do what has been done already once more.
+        check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line.
+        view: How to follow: which lines, a panel or not.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The job, which may still run where `wait` is False or Ctrl-C was pressed (`job.known_running`).
+
+    Raises:
+        ConfigError: The config is wrong.
+        JobError: The job cannot be started, or, with `wait`, does not end well; the text has the cause.
+
+    Examples:
+        >>> job = smtrain.launch("llama.yaml", stage="prepare", wait=False, say=lambda line: None)
+        >>> job.wait().status
+        'Completed'
     """
     config = load_config(source, set_=set_, target=target, **sections)
     chain = Chain(config, target_of(config, target))
@@ -159,10 +197,33 @@ def run(
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
     With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
-    interrupted goes on. `on_line` gets every log line in place of `say`, `check` and `view` are those of `launch`.
-    Raises `JobError` with the cause at the first stage that does not end well. Ctrl-C leaves the job of the moment
-    running and ends the call with KeyboardInterrupt, in a notebook without a traceback; the same call later goes on
-    with it.
+    interrupted goes on. Ctrl-C leaves the job of the moment running and ends the call with KeyboardInterrupt, in a
+    notebook without a traceback; the same call later goes on with it.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        target: `local` or `aws`, in place of the config's `target`.
+        again: Do what has been done already once more.
+        check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line.
+        on_line: Called with each line of the log, in place of `say`.
+        view: How to follow: which lines, a panel or not.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The run: its stages' jobs, its losses, its model, its text.
+
+    Raises:
+        ConfigError: The config is wrong.
+        JobError: A stage did not end well; the text has the cause.
+
+    Examples:
+        >>> run = smtrain.run("llama.yaml", say=lambda line: None)
+        >>> [result.stage for result in run.results]
+        ['prepare', 'convert', 'train', 'export', 'generate']
+        >>> len(run.loss)
+        6
     """
     config = load_config(source, set_=set_, target=target, **sections)
     chain = Chain(config, target_of(config, target))

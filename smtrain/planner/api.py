@@ -36,12 +36,31 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
 
-    `model` names a known model or a folder with a config.json, in place of the config's `model.path`. `machines` are
-    (instance type, count) pairs to choose from, default the config's own; `budget` in dollars and `deadline_hours`
-    narrow the choice, `rank_by` orders it. With `best` the plan is for the best mesh, not for the config's.
-    `prices` is a file whose rows override the shipped ones; default: prices.toml in $SMTRAIN_HOME, if it is there.
-    Engine and mesh are those of a run on AWS, unless `target` is local.
-    Raises `ConfigError` for a config that is wrong, a model or an instance type nobody told us about.
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        model: A known model, or a folder with a config.json, in place of the config's `model.path`.
+        machines: (instance type, count) pairs to choose from. Default: the config's own.
+        rank_by: What makes a choice better: `time`, or `cost`.
+        budget: Only choices that cost at most so many US dollars.
+        deadline_hours: Only choices that end within so many hours.
+        best: Plan for the best mesh, not for the config's.
+        prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME, if it is there.
+        target: Plan engine and mesh of a run on `aws` (the default), or of one that is `local`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        What the run needs, takes and costs; `print` it, or show it in a notebook.
+
+    Raises:
+        ConfigError: The config is wrong, or its model or instance type is not known.
+
+    Examples:
+        >>> plan = smtrain.plan("llama.yaml", machines=[("ml.trn1.32xlarge", 1)], best=True)
+        >>> plan.fits
+        True
+        >>> round(plan.memory_gib["available"])
+        16
     """
     config, shape = resolve(source, model, set_, sections, target)
     known = Prices(prices or own_prices())

@@ -57,8 +57,27 @@ def check(
 ) -> Report:  # fmt: skip
     """Look at everything that can stop a run, or make it pay for nothing, before it starts; changes nothing.
 
-    `stage` looks at one stage, default: all that the config has. What may not be read is a warning. A config that
-    cannot be loaded is told as such, with every fault in it.
+    What may not be read is a warning. A config that cannot be loaded is a report too, with every fault in it.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The one stage to look at. Default: all that the config has.
+        target: `local` or `aws`, in place of the config's `target`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        One finding for each thing that was looked at; `ok` is False if any is a fault.
+
+    Raises:
+        JobError: The target cannot be reached.
+
+    Examples:
+        >>> report = smtrain.check("llama.yaml")
+        >>> report.ok
+        True
+        >>> [finding.text for finding in report.faults]
+        []
     """
     try:
         config = load_config(source, set_=set_, target=target, **sections)

@@ -24,10 +24,29 @@ def estimator(
 ) -> Any:  # fmt: skip
     """What the installed SageMaker SDK calls its PyTorch job: the request of `smtrain.request` as an object.
 
-    Under SDK v3 a `sagemaker.train.ModelTrainer`, to be run with `.train()`; under v2 a `sagemaker.pytorch.PyTorch`, to
-    be run with `.fit()`. Alter it first if you like: it sends what its attributes say, after uploading what the target
-    lacks. Nothing is uploaded or started here. Raises `ConfigError` where no SDK is installed, `JobError` where a
-    stage that this one reads from has not been done.
+    Alter it first if you like: it sends what its attributes say, after uploading what the target lacks. Nothing is
+    uploaded or started here.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The stage that it runs.
+        target: `local` or `aws`, in place of the config's `target`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line about uploads.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        Under SDK v3 a `sagemaker.train.ModelTrainer`, to be run with `.train()`; under v2 a
+            `sagemaker.pytorch.PyTorch`, to be run with `.fit()`.
+
+    Raises:
+        ConfigError: The config is wrong, or no SDK is installed.
+        JobError: A stage that this one reads from has not been done.
+
+    Examples:
+        >>> trainer = smtrain.estimator("llama.yaml")
+        >>> trainer.compute.instance_count
+        2
     """
     generation = installed()
     if generation is None:

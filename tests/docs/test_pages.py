@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import os
 import re
 import shutil
@@ -74,3 +76,48 @@ def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str
             f"{page.name}:{command.line}: `{text}` left with {done.returncode}, not {command.status}\n"
             f"{done.stdout}{done.stderr}"
         )
+
+
+def examples() -> dict[str, doctest.DocTest]:
+    """The examples in the docstrings of what `import smtrain` gives, by the name they belong to."""
+    found = {}
+    for name in smtrain.__all__:
+        # Ctrl-C's decorator keeps the text, not the source's place.
+        held = doctest.DocTestParser().get_doctest(inspect.getdoc(getattr(smtrain, name)) or "", {}, name, None, None)
+        if held.examples:
+            found[name] = held
+    return found
+
+
+def test_every_public_function_and_the_job_have_an_example() -> None:
+    functions = {name for name in smtrain.__all__ if inspect.isfunction(getattr(smtrain, name))}
+    assert examples().keys() == functions | {"Job"}
+
+
+@pytest.mark.parametrize("name", sorted(examples()))
+def test_an_example_of_the_reference_is_true(
+    name: str, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(ROOT / "docs/llama.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    test = examples()[name]
+    test.globs["smtrain"] = smtrain
+    for example in test.examples:
+        example.source = example.source.replace("llama-train-1a2b3c4d", llama.job("train").name)
+        example.want = example.want.replace("llama-train-1a2b3c4d", llama.job("train").name)
+    told: list[str] = []
+    doctest.DocTestRunner().run(test, out=told.append)
+    assert not told, "".join(told)
+
+
+def test_every_parameter_of_a_public_function_is_documented() -> None:
+    for name in smtrain.__all__:
+        function = getattr(smtrain, name)
+        if not inspect.isfunction(function):
+            continue
+        text = inspect.getdoc(function) or ""
+        documented = set(
+            re.findall(r"^    \*{0,2}(\w+): ", text.partition("Args:")[2].partition("\n\n")[0], re.MULTILINE)
+        )
+        assert documented == inspect.signature(function).parameters.keys(), name
+        assert "Raises:" in text, name

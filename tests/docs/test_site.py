@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+import smtrain
 from tests.docs.pages import ROOT, pages
 
 
@@ -23,6 +25,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert built.stderr == ""
     assert (site / "index.html").is_file()
     assert (site / "planner/index.html").is_file()
+    # The reference is made from docstrings, and the search of the site finds what it says.
+    index = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
+    found = {entry["location"]: entry["text"] for entry in index}
+    assert "so many US dollars" in found["api/before/#smtrain.plan"]
+    assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in found}
 
 
 def test_every_page_is_in_the_navigation() -> None:

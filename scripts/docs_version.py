@@ -1,0 +1,22 @@
+"""A hook of mkdocs: every page of the site says which version it is of. The version stands in smtrain/__init__.py."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).resolve().parents[1] / "smtrain/__init__.py"
+
+
+def version() -> str:
+    """Read, not imported: the site is built without installing anything of ours."""
+    for node in ast.parse(SOURCE.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
+            return str(ast.literal_eval(node.value))
+    raise LookupError(f"{SOURCE} sets no __version__")
+
+
+def on_config(config: Any) -> Any:
+    config["copyright"] = f"smtrain {version()}"
+    return config
