@@ -38,8 +38,8 @@ def load_config(
     """Build the config of a job, and tell every fault in it at once.
 
     Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative to that file,
-    others to the working directory. Engine, mesh, batch and sequence length follow from the target, the machines and the
-    model, where they are not given.
+    others to the working directory. Engine, mesh, batch and sequence length follow from the target, the machines and
+    the model, where they are not given.
 
     Args:
         source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
