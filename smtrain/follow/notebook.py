@@ -38,11 +38,8 @@ def bundle_of(progress: Progress) -> dict[str, str]:
 def _hint(progress: Progress) -> str:
     if progress.ended:
         return curves(progress)
-    job = f'smtrain.Job("{progress.name}")'
-    return (
-        "interrupting the kernel leaves it running, and running the cell again comes back to it; "
-        f"{job}.stop() stops it: a train job saves a checkpoint first, from which the next launch goes on"
-    )
+    stop = f'smtrain.Job("{progress.name}").stop() stops it' + (", after a checkpoint" if progress.last else "")
+    return f"interrupting the kernel leaves it running; the same cell comes back to it; {stop}"
 
 
 @contextmanager

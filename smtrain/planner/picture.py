@@ -11,12 +11,13 @@ from smtrain.planner.show import summary
 
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
 _LEFT, _WIDTH, _ROW = 90, 560, 44  # pixels
+_WRAPPED = "font-size:85%;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal"
 _TEXT = 'font-size="11" font-family="sans-serif" fill="currentColor"'
 
 
 def card(plan: Plan) -> str:
     """Bars as inline SVG, and the text of `print(plan)` below them."""
-    return f"{svg(plan)}<pre>{escape(summary(plan))}</pre>"
+    return f'{svg(plan)}<pre style="{_WRAPPED}">{escape(summary(plan))}</pre>'
 
 
 def svg(plan: Plan) -> str:
@@ -34,8 +35,10 @@ def svg(plan: Plan) -> str:
     if not bars:
         return ""
     drawn = "".join(_bar(row, *bar) for row, bar in enumerate(bars))
+    wide, high = _LEFT + _WIDTH + 110, _ROW * len(bars)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 110}" height="{_ROW * len(bars)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
+        f'style="display:block;width:100%;max-width:{wide}px;height:auto" '
         f'role="img" aria-label="memory, step time and cost of the plan">{drawn}</svg>'
     )
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 Level = Literal["ok", "warning", "fault"]
 _ORDER: tuple[Level, ...] = ("fault", "warning", "ok")
-_COLOURS: dict[Level, str] = {"fault": "#c62828", "warning": "#b26a00", "ok": "#2e7d32"}
+_COLOURS: dict[Level, str] = {"fault": "#c62828", "warning": "#8a5a00", "ok": "#2e7d32"}
+_BADGE = "color:#fff;border-radius:4px;padding:0 .5em"  # on light and dark pages alike
+_NO_MATH = "tex2jax_ignore mathjax_ignore"  # two dollar signs are no formula
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ class Report:
         rows = []
         for f in self._worst_first():
             remedy = f"<br>&rarr; {escape(f.remedy)}" if f.remedy else ""
+            level = f'<b style="{_BADGE};background:{_COLOURS[f.level]}">{f.level}</b>'
             rows.append(
-                f'<tr><td style="color:{_COLOURS[f.level]}"><b>{f.level}</b></td><td>{escape(f.check)}</td>'
+                f"<tr><td>{level}</td><td>{escape(f.check)}</td>"
                 f'<td style="text-align:left">{escape(f.text)}{remedy}</td></tr>'
             )
-        return f"<table>{''.join(rows)}</table><div>{self._count()}</div>"
+        return f'<table class="{_NO_MATH}">{"".join(rows)}</table><div>{self._count()}</div>'
 
     def _worst_first(self) -> list[Finding]:
         return sorted(self.findings, key=lambda finding: _ORDER.index(finding.level))

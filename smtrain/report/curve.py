@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -45,9 +46,9 @@ def save_curve(records: Records, path: Path, title: str) -> Path:
 
 
 def svg(losses: Sequence[tuple[float, float]], width: int = 720, height: int = 110, points: int = 400) -> str:
-    """(step, loss) pairs as an inline SVG of at most `points` points; empty where there are not two.
+    """(step, loss) pairs as an SVG of at most `points` points; empty where there are not two.
 
-    `width` and `height` are pixels; in a narrower place it shrinks.
+    `width` and `height` are pixels. Its grey can be read on light and dark pages.
     """
     pairs = [(step, loss) for step, loss in losses if isfinite(loss)]
     if len(pairs) > points:
@@ -63,14 +64,25 @@ def svg(losses: Sequence[tuple[float, float]], width: int = 720, height: int = 1
         return f"{left + across * (right - left):.1f},{bottom - up * (bottom - top):.1f}"
 
     line = " ".join(at(x, y) for x, y in pairs)
-    label = 'font-size="11" font-family="sans-serif" fill="currentColor"'
+    label = 'font-size="11" font-family="sans-serif" fill="#7a7a7a"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="loss by step" '
-        f'style="display:block;width:100%;max-width:{width}px;height:auto">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
         f'<path d="M{left},{top}V{bottom}H{right}" fill="none" stroke="#888"/>'
         f'<polyline points="{line}" fill="none" stroke="#3d8fd1" stroke-width="1.6"/>'
         f'<text x="{left - 4}" y="{top + 8}" text-anchor="end" {label}>{high:.3g}</text>'
         f'<text x="{left - 4}" y="{bottom}" text-anchor="end" {label}>{low:.3g}</text>'
         f'<text x="{left}" y="{height - 5}" {label}>loss by step, {x0:.0f}</text>'
         f'<text x="{right}" y="{height - 5}" text-anchor="end" {label}>{x1:.0f}</text></svg>'
+    )
+
+
+def picture(losses: Sequence[tuple[float, float]], width: int = 720, height: int = 110) -> str:
+    """`svg` as an HTML image, which shrinks with its place; notebooks that are not trusted show no SVG but in one."""
+    drawn = svg(losses, width, height)
+    if not drawn:
+        return ""
+    data = base64.b64encode(drawn.encode()).decode()
+    return (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="loss by step" '
+        f'style="display:block;width:100%;max-width:{width}px;height:auto">'
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
 from smtrain.follow.progress import Progress
-from smtrain.report.curve import svg
+from smtrain.report.curve import picture
 from smtrain.text import clean
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _COLOURS = {"Completed": "#2e7d32", "Failed": "#c62828", "Stopped": "#8a5a00", "Stopping": "#8a5a00"}
 _RUNNING = "#1565c0"
+NO_MATH = "tex2jax_ignore mathjax_ignore"
+"""Classes in which Jupyter does not take what stands between two dollar signs for a formula."""
 _BLOCK = (
     "box-sizing:border-box;max-width:100%;border:1px solid rgba(128,128,128,.4);border-radius:6px;"
     "padding:.6em .9em;line-height:1.5;overflow-wrap:anywhere"
@@ -61,14 +63,14 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
         f'<div style="{_DIM}">{stages}</div>' if stages else "",
         _bar(progress),
         f'<div style="{_ROW}">{"".join(numbers)}</div>' if numbers else "",
-        svg(list(progress.points), *_CURVE),
+        picture(list(progress.points), *_CURVE),
         f'<div style="{_DIM}">cost: {_text(str(cost))}</div>' if cost else "",
         f'<div style="font-weight:600">&#9888; {_text(progress.trouble)}</div>' if progress.trouble else "",
         f'<pre style="{_LINES}">{_text(failure)}</pre>' if failure else "",
-        f'<div style="{_DIM}">{_text("; ".join(filter(None, (hint, as_of))))}</div>' if hint or as_of else "",
+        f'<div style="{_DIM}">{_text("; ".join(filter(None, (as_of, hint))))}</div>' if hint or as_of else "",
         f'<pre style="{_LINES}">{shown}</pre>' if shown else "",
     ]
-    return f'<div style="{_BLOCK}">{"".join(rows)}</div>'
+    return f'<div class="{NO_MATH}" style="{_BLOCK}">{"".join(rows)}</div>'
 
 
 def card(job: Job) -> str:
@@ -85,11 +87,8 @@ def curves(progress: Progress) -> str:
     """How to open the TensorBoard files of a job that has trained and ended; empty for any other."""
     if not (progress.ended and progress.last):
         return ""
-    name, target = progress.name, progress.target
-    return (
-        f"its TensorBoard files: smtrain download {name} {name} --what metrics --target {target}, "
-        f"then tensorboard --logdir {name}"
-    )
+    download = f"smtrain download {progress.name} curves --what metrics --target {progress.target}"
+    return f"TensorBoard: `{download}`, then `tensorboard --logdir curves`"
 
 
 def _bar(progress: Progress) -> str:
