@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,20 @@ def test_every_page_is_in_the_navigation() -> None:
 
     listed = files(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
     assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages())
+
+
+def test_every_table_has_a_head() -> None:
+    for page in [*pages(), ROOT / "README.md"]:
+        lines = page.read_text("utf-8").splitlines()
+        empty = [number for number, line in enumerate(lines, 1) if re.fullmatch(r"\|(\s*\|)+\s*", line)]
+        assert not empty, f"{page.name}: a table without a head in line {empty}"
+
+
+def test_every_picture_is_there_and_says_what_it_shows() -> None:
+    shown = 0
+    for page in [*pages(), ROOT / "README.md"]:
+        for words, file in re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", page.read_text("utf-8")):
+            assert len(words) > 10, f"{page.name}: {file} has no words for those who do not see it"
+            assert (page.parent / file).is_file(), f"{page.name}: there is no {file}"
+            shown += 1
+    assert shown >= 3

@@ -1,103 +1,15 @@
-"""What pip installs works from any folder: an sdist of this checkout, the wheel of that, in a new environment.
-
-The environment has the packages of the one that runs the tests, but nothing of the checkout.
-"""
+"""What pip installs works from any folder."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from smtrain.job.bundle import build_bundle
-from tests.checkpoint.folders import LLAMA, hf_folder
-
-REPOSITORY = Path(__file__).parents[2]
-# Imported by every Python of the environment: makes the modules named in BLOCKED as if they were not installed.
-BLOCKER = """
-import os, sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in os.environ.get("BLOCKED", "").split():
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Blocker())
-"""
-BUILD = "import sys, setuptools.build_meta as b; print(b.build_sdist(sys.argv[1]))"
-
-
-@dataclass
-class Installed:
-    """An environment with smtrain in it, and a home of its own."""
-
-    bin: Path
-    home: Path
-
-    def run(self, *command: str, blocked: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, away from the checkout."""
-        environment = {
-            "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home), "SMTRAIN_HOME": str(self.home / "state"),
-            "BLOCKED": blocked, "OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
-        }  # fmt: skip
-        return subprocess.run(
-            [self.bin / command[0], *command[1:]], env=environment, cwd=self.home, capture_output=True, text=True
-        )
-
-    def smtrain(self, *arguments: str, blocked: str = "") -> str:
-        """The output of a command that succeeds."""
-        done = self.run("smtrain", *arguments, blocked=blocked)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, as setuptools writes beside what it builds."""
-    folder = tmp_path_factory.mktemp("source") / "smtrain"
-    folder.mkdir()
-    for name in ("smtrain", "entrypoints"):
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, folder)
-    out = folder.parent / "dist"
-    done = subprocess.run([sys.executable, "-c", BUILD, out], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return out / done.stdout.splitlines()[-1]
-
-
-@pytest.fixture(scope="module")
-def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    packages = next((folder / "venv").glob("lib/python*/site-packages"))
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (packages / "sitecustomize.py").write_text(BLOCKER)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "venv/bin/python"]
-    quick = ["-q", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile", "--ignore-installed"]
-    subprocess.run([*pip, "install", *quick, sdist], check=True)
-    home = folder / "home"
-    home.mkdir()
-    (home / "text").mkdir()
-    (home / "text" / "a.jsonl").write_text('{"text": "a"}\n')
-    hf_folder(home / "model", LLAMA)
-    (home / "model" / "tokenizer.json").write_text("{}")
-    config = {
-        "name": "away", "model": {"path": "model"}, "data": {"path": "text"}, "parallel": {"tp": 2},
-        "train": {"steps": 2, "global_batch_size": 2, "seq_len": 8}, "output": {"s3_uri": "s3://bucket/runs"},
-        "compute": {
-            "instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2, "max_run": "1h",
-            "role": "arn:aws:iam::123456789012:role/train", "region": "us-east-2",
-        },
-    }  # fmt: skip
-    (home / "config.yaml").write_text(json.dumps(config))
-    return Installed(folder / "venv" / "bin", home)
+from tests.install.conftest import Installed
 
 
 def test_what_is_installed_is_not_the_checkout_and_sends_the_same_bytes(installed: Installed) -> None:
