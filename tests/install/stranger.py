@@ -76,7 +76,7 @@ class Stranger:
         top = set(re.findall(r"^ +([a-z]+) ", self.type("smtrain --help").output, re.MULTILINE))
         for _, text in self.blocks:
             for line in re.findall(r"^(?:\$ )?(smtrain .*)$", text, re.MULTILINE):
-                first, *others = re.split(r" \| ", re.split(r"\s+#|  +|;", line)[0])
+                first, *others = re.split(r" \| ", re.split(r"\s+#|  +|;|\s\[", line)[0])
                 yield first
                 group = first.split()[1]
                 yield from (f"smtrain {'' if other.split()[0] in top else group + ' '}{other}" for other in others)
