@@ -12,6 +12,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would cost more than all the rest of this module
 if TYPE_CHECKING:
     from smtrain.checkpoint.convert import convert
+    from smtrain.comparison.compare import Comparison, compare
     from smtrain.config import JobConfig, load_config
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.job.handle import Job
@@ -42,12 +43,15 @@ _HOME = {
     "plan": "smtrain.planner.api",
     "estimator": "smtrain.sdk.estimator",
     "check": "smtrain.preflight",
+    "compare": "smtrain.comparison.compare",
+    "Comparison": "smtrain.comparison.compare",
     "Finding": "smtrain.preflight",
     "Report": "smtrain.preflight",
 }
 
 __all__ = [
     "CheckpointError",
+    "Comparison",
     "ConfigError",
     "DataError",
     "Finding",
@@ -60,6 +64,7 @@ __all__ = [
     "Run",
     "SmtrainError",
     "check",
+    "compare",
     "convert",
     "estimator",
     "launch",

@@ -1,0 +1,80 @@
+"""`smtrain compare A B [C...]`: whether trainings learn alike."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.text import say
+
+app = options.app()
+
+
+class ByOption(str, Enum):
+    """What trainings are laid over each other by."""
+
+    step = "step"
+    tokens = "tokens"
+    time = "time"
+
+
+@app.command()
+def compare(
+    trainings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B...",
+            show_default=False,
+            help="Runs, jobs, metrics.jsonl, TensorBoard folders, CSV files or logs; NAME=PATH names one.",
+        ),
+    ],
+    by: Annotated[ByOption, typer.Option(help="Lay them over each other by this.")] = ByOption.step,
+    window: Annotated[int, typer.Option(metavar="N", help="Points in a window of the smoothed curves.")] = 20,
+    tolerance: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="SHARE", help="Exit with 1 where a smoothed loss differs by more.", show_default=False),
+    ] = None,
+    tokens_per_step: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="N", help="Global batch size times sequence length, of logs that do not tell."),
+    ] = None,
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FOLDER", help="Write compare.png, .html and .json there.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON in place of the table.")] = False,
+    target: options.Where = None,
+) -> None:
+    """Compare trainings with the first: loss and gradient norm, where they part, tokens per second and per dollar."""
+    import json as encoder
+
+    from smtrain.comparison.compare import compare as compared
+    from smtrain.report.sparkline import sparkline
+
+    found = compared(
+        *trainings, by=by.value, window=window, tolerance=tolerance, tokens_per_step=tokens_per_step,
+        target=options.name_of(target),
+    )  # fmt: skip
+    told = found.to_dict()
+    if json:
+        say(encoder.dumps(told))
+    else:
+        for one, row in zip(found.series, (told["baseline"], *told["compared"]), strict=True):
+            losses = [record["loss"] for record in one.records]
+            rate = f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else ""
+            paid = f"{row['tokens_per_dollar']:,.0f} tokens/$" if row["tokens_per_dollar"] else ""
+            numbers = "  ".join(filter(None, (f"loss {losses[-1]:.4f} at step {row['last_step']}", rate, paid)))
+            say(f"{one.name}: {numbers}  {sparkline(losses, 40)}")
+        say(found.verdict)
+    options.folder_of("--out", out)
+    if out is not None:
+        from smtrain.comparison.picture import save
+
+        for path in save(found, Path(out)):
+            say(path, error=json)
+    if tolerance is not None and not found.within:
+        raise typer.Exit(1)

@@ -1,0 +1,106 @@
+"""A comparison to look at: one figure, and one page without anything outside of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.errors import DataError
+from smtrain.extras import missing
+from smtrain.text import clean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from smtrain.comparison.compare import Comparison
+
+_COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
+_AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
+
+
+def draw(comparison: Comparison) -> Figure:
+    """Loss over its relative difference, and gradient norm likewise where it is logged; raw pale, smoothed strong.
+
+    Raises DataError where matplotlib is not installed.
+    """
+    try:
+        from smtrain.report.figure import Picture
+    except ImportError:
+        raise DataError(missing("matplotlib")) from None
+    norms = all(pair.grad_norm for pair in comparison.pairs)
+    figure = Picture(figsize=(9, 9 if norms else 5.5), layout="constrained")
+    rows: Any = figure.subplots(4 if norms else 2, 1, sharex=True, height_ratios=(3, 1, 2, 1) if norms else (3, 1))
+    _rows(comparison, rows[0], rows[1], "loss", "loss (nats per token)")
+    rows[1].axhspan(-100 * comparison.tolerance, 100 * comparison.tolerance, color="#888888", alpha=0.15)
+    if norms:
+        _rows(comparison, rows[2], rows[3], "grad_norm", "grad norm")
+    rows[-1].set_xlabel(_AXES[comparison.by])
+    rows[0].legend(frameon=False)
+    for axis in rows:
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str) -> None:
+    base = max((getattr(pair, what) for pair in comparison.pairs), key=lambda curve: len(curve.x))
+    above.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
+    above.plot(base.x, base.smooth_baseline, color=_COLOURS[0], linewidth=1.6, label=clean(comparison.series[0].name))
+    for number, pair in enumerate(comparison.pairs, start=1):
+        curve, colour = getattr(pair, what), _COLOURS[number % len(_COLOURS)]
+        above.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)
+        above.plot(curve.x, curve.smooth, color=colour, linewidth=1.6, label=clean(pair.name))
+        below.plot(curve.x, [100 * d for d in curve.difference], color=colour, linewidth=1.2)
+        if what == "loss" and pair.left_at is not None:
+            above.axvline(pair.left_at, color=colour, linestyle=":", linewidth=1)
+    above.set_ylabel(label)
+    below.set_ylabel("difference, %")
+    below.axhline(0, color="#555555", linewidth=0.8)
+
+
+def page(comparison: Comparison, *, whole: bool = True) -> str:
+    """HTML with the verdict, the numbers and the picture in it; `whole` is a document, else a part of one."""
+    drawn = io.StringIO()
+    draw(comparison).savefig(drawn, format="svg")
+    svg = drawn.getvalue()[drawn.getvalue().index("<svg") :]
+    told = comparison.to_dict()
+    columns = ("name", "steps", "last_step", "last_loss", "tokens_per_s", "tokens_per_dollar")
+    head = "".join(
+        f"<th style='text-align:left;padding:.2em .8em'>{column.replace('_', ' ')}</th>" for column in columns
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td style='padding:.2em .8em'>{escape(_cell(row[column]))}</td>" for column in columns)
+        + "</tr>"
+        for row in (told["baseline"], *told["compared"])
+    )
+    body = (
+        "".join(f"<p><b>{escape(clean(pair.verdict))}</b></p>" for pair in comparison.pairs)
+        + f"<div style='max-width:900px'>{svg}</div><table><tr>{head}</tr>{rows}</table>"
+    )
+    if not whole:
+        return body
+    title = escape(clean(" against ".join(one.name for one in comparison.series)))
+    return (
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title></head>"
+        f"<body style='font-family:sans-serif;margin:2em'><h1>{title}</h1>{body}</body></html>\n"
+    )
+
+
+def save(comparison: Comparison, folder: Path) -> list[Path]:
+    """compare.png, compare.html and compare.json in `folder`; their paths. Raises OSError as files do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"compare.{end}" for end in ("png", "html", "json")]
+    draw(comparison).savefig(paths[0], dpi=150)
+    paths[1].write_text(page(comparison), "utf-8")
+    paths[2].write_text(json.dumps(comparison.to_dict(), indent=2) + "\n", "utf-8")
+    return paths
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.4g}" if isinstance(value, float) else clean(str(value))
