@@ -65,6 +65,7 @@ SURFACE = {
     },
     "list": {"--target", "--name", "--limit"},
     "status": {"--target"},
+    "compare": {"--by", "--window", "--tolerance", "--tokens-per-step", "--out", "--json", "--target"},
     "logs": {
         *("--target", "--follow", "-f", "--host", "--grep", "--since", "--tail", "--resume", "--plain", "--every"),
         *("--lines", "--no-lines"),

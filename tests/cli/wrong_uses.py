@@ -29,6 +29,7 @@ TAKES = {
     "launch": ["run.yaml", "--dry-run"],
     "config show": ["run.yaml"],
     "status": ["job"],
+    "compare": ["a.jsonl", "b.jsonl"],
     "logs": ["job"],
     "stop": ["job"],
     "download": ["job", "to"],
@@ -128,7 +129,7 @@ def of_the_command_line() -> Iterator[Use]:
         words = name.split()
         taken = TAKES.get(name, [])
         yield Use((*words, *taken, "--no-such-option"), "no such option")
-        if name not in ("data prepare", "data merge", "data split"):
+        if name not in ("data prepare", "data merge", "data split", "compare"):
             yield Use((*words, *taken, "one", "word", "too", "many"), "unexpected extra argument")
         if taken:
             yield Use(tuple(words), "missing argument")
