@@ -6,9 +6,13 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.install.conftest import REPOSITORY, Installed
 from tests.install.stranger import Stranger, Typed, faults
 from tests.notebooks.test_notebooks import SHORT
+
+pytestmark = pytest.mark.slow
 
 ALONE = {"pp: 2": "pp: 1", "instance_count: 2": "instance_count: 1"}
 
