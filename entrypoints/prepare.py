@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig
 from smtrain.config.schema import text_channels
@@ -31,9 +31,9 @@ def parts(container: Container) -> Parts | None:
 
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.data.cleaning import Cleaning
+    from smtrain.data.hub import HUB
     from smtrain.data.prepare import prepare
     from smtrain.data.sft import prepare_sft
-    from smtrain.data.sources import HUB
 
     # the first process of a container does not end by a signal that it has no handler for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -48,7 +48,7 @@ def stage(config: JobConfig, container: Container) -> None:
         for name, path in zip(text_channels(config), named, strict=True)
     ]
     places = (sources, container.model_dir, container.channel("model"))
-    common = {
+    common: dict[str, Any] = {
         "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers, "max_bad": data.max_bad,
         "parts": parts(container),
     }  # fmt: skip

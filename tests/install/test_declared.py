@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import runpy
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import smtrain
 
 try:
     import tomllib
@@ -55,3 +59,12 @@ def test_every_requirement_has_a_floor(project: dict[str, Any]) -> None:
         requirement = Requirement(line)
         floors = {found.operator for found in requirement.specifier}
         assert ">=" in floors or canonicalize_name(requirement.name) == "smtrain", line
+
+
+def test_the_version_stands_in_one_place(project: dict[str, Any]) -> None:
+    assert "version" in project["dynamic"]
+    assert metadata.version("smtrain") == smtrain.__version__
+    first = next(line for line in (REPOSITORY / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert first.split()[1] == smtrain.__version__
+    hook: dict[str, Any] = runpy.run_path(str(REPOSITORY / "scripts/docs_version.py"))
+    assert hook["version"]() == smtrain.__version__
