@@ -88,8 +88,8 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
     for source in config.data.all_sources:
         path = source.path
         key = "data.sources" if config.data.sources else "data.path"
-        if "://" in path and not path.startswith(("s3://", "hf://", "demo://")):
-            yield {key}, f"{key}: {path} is neither a path, s3://, hf:// nor demo://"
+        if "://" in path and not path.startswith(("s3://", "hf://", "demo://", "fsx://", "efs://")):
+            yield {key}, f"{key}: {path} is neither a path, s3://, hf://, fsx://, efs:// nor demo://"
         if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
             yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"
 
@@ -97,7 +97,7 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
 def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     """A prepared dataset of this machine that is none, and URIs of kinds that nobody reads."""
     prepared = config.data.prepared
-    if prepared is None or prepared.startswith("s3://"):
+    if prepared is None or prepared.startswith(("s3://", "fsx://", "efs://")):
         return
     if "://" in prepared:
         yield {"data.prepared"}, f"data.prepared: {prepared} is neither a folder nor an s3:// URI"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
+from smtrain.facts.filesystems import data_source, is_mounted
 
 _BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--)[a-z0-9](?!.*\.\.)[a-z0-9.-]{1,61}[a-z0-9]")
 """General purpose buckets: Amazon S3 User Guide, "Bucket naming rules"."""
@@ -29,6 +30,25 @@ def place_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{key}: {bucket!r} cannot be the name of a bucket; that is 3 to 63 lower-case letters, digits, "
                 "hyphens and dots",
             )
+    for key, uri in places:
+        if uri and is_mounted(uri) and (key == "model.path" or data_source(uri) is None):
+            what = (
+                "cannot lie on a file system"
+                if key == "model.path"
+                else "must look like fsx://fs-0123456789abcdef0/folder"
+            )
+            yield {key}, f"{key}: {uri} {what}" + ("; give a folder or an s3:// URI" if key == "model.path" else "")
+    for tag in config.tags:
+        if tag.lower().startswith("aws:"):
+            yield {f"tags.{tag}"}, f"tags.{tag}: keys that begin with aws: are AWS's own; give it another name"
+    compute = config.compute
+    if compute.training_plan:
+        for name in ("spot", "fallback_instance_types"):
+            if getattr(compute, name):
+                yield (
+                    {"compute.training_plan", f"compute.{name}"},
+                    f"compute.{name}: cannot go with compute.training_plan, whose machines are reserved; leave one out",
+                )
     if config.compute.role is not None and not _ROLE.fullmatch(config.compute.role):
         yield (
             {"compute.role"},

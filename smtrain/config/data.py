@@ -23,11 +23,12 @@ class Data(Section):
 
     path: str | None = None
     """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT], demo://python-stdlib or
-    demo://python-questions."""
+    demo://python-questions; on AWS also fsx://fs-ID/FOLDER (FSx for Lustre) and efs://fs-ID/FOLDER."""
     sources: tuple[TextSource, ...] = Field((), max_length=15)
     """Instead of `path`: several sources, mixed by weight."""
     prepared: str | None = None
-    """A dataset that `prepare` wrote earlier, as an s3:// URI or a folder; the prepare stage is then skipped."""
+    """A dataset that `prepare` wrote earlier, as an s3:// URI or a folder, on AWS also fsx:// or efs://; the
+    prepare stage is then skipped."""
     format: Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron", "alpaca", "messages"] = "auto"
     """How to read the files; `auto` goes by their names. Records of train.objective sft are told apart by their fields
     unless this says `alpaca` (instruction, input, output) or `messages` (also ShareGPT's conversations)."""

@@ -24,6 +24,7 @@ Source = JobConfig | Mapping[str, Any] | str | Path
 # What a pattern of the schema means, by the key's last part.
 _PATTERNS = {
     "name": "use letters, digits and single hyphens, at most 36 in all",
+    "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
     "s3_uri": "give an s3://bucket/prefix URI",
     "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",

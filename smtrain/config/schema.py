@@ -142,6 +142,10 @@ class Compute(Section):
     """Use spot machines for the train stage: cheaper, and AWS may take them back at any time."""
     max_wait: Seconds | None = Field(None, ge=1, le=28 * 86400)
     """With spot: longest time from creation to end, waiting included; default: twice max_run."""
+    training_plan: str | None = Field(None, pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+$")
+    """ARN of a SageMaker training plan, whose reserved machines the train stage uses (TrainingPlanArn)."""
+    infra_check: bool = False
+    """SageMaker tests hardware and network of the train stage's machines before it starts (InfraCheckConfig)."""
     retries: int | None = Field(None, ge=1, le=30)
     """Times SageMaker itself starts the train job again after an InternalServerError; default: never."""
     session_tag_chaining: bool = False

@@ -174,6 +174,7 @@ def _read(config: JobConfig, requests: Requests) -> list[str]:
         channel["DataSource"]["S3DataSource"]["S3Uri"]
         for request in requests.values()
         for channel in request["InputDataConfig"]
+        if "S3DataSource" in channel["DataSource"]
     ]
     used = [next((folder for folder in folders if uri.startswith(folder)), uri) for uri in uris]
     return sorted({*used, *_written(config, requests)})

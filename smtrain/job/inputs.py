@@ -14,6 +14,7 @@ from typing import Any
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.errors import ConfigError, JobError
+from smtrain.facts.filesystems import is_mounted
 from smtrain.job.defaults import sagemaker_defaults, with_defaults
 from smtrain.job.instance_types import type_faults
 from smtrain.job.model_files import is_model_file
@@ -56,13 +57,14 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
         config = with_defaults(config, sagemaker_defaults(target))
     if faults := type_faults(config):
         raise ConfigError(faults)
+    _refuse_unmounted(config, target)
     role = role_arn(config.compute.role, target)
     region = config.compute.region or target.region_name()
     base = (config.output.s3_uri or f"s3://{target.default_bucket()}/smtrain").rstrip("/")
     uploads: dict[str, Upload] = {}
 
     def place(path: str | None, kind: str) -> str | None:
-        if path is None or path.startswith(("s3://", "hf://")):
+        if path is None or path.startswith(("s3://", "hf://", "fsx://", "efs://")):
             return path
         upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", model=kind == "model")
         uploads[upload.uri] = upload
@@ -89,6 +91,18 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
         }
     )
     return Resolved(resolved, tuple(uploads.values()), described)
+
+
+def _refuse_unmounted(config: JobConfig, target: Target) -> None:
+    """A file system is reached from within its VPC, which the defaults file may name."""
+    uris = [config.data.prepared, *(source.path for source in config.data.all_sources)]
+    mounted = next((uri for uri in uris if is_mounted(uri)), None)
+    if mounted and target.name == "local":
+        raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "
+                           "an s3:// URI"])  # fmt: skip
+    if mounted and not config.network.subnets:
+        raise ConfigError([f"network.subnets: {mounted} is reached from within its VPC alone; set network.subnets and "
+                           "network.security_group_ids"])  # fmt: skip
 
 
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:

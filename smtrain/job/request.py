@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.config import JobConfig, Stage
+from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
 
@@ -78,6 +79,10 @@ def create_training_job(
         if not config.network.isolation:
             # SageMaker does not tell a container where its checkpoints go, and so neither what has arrived there.
             request["Environment"] = {CHECKPOINTS: checkpoint_uri(config)} | request["Environment"]
+        if compute.training_plan:
+            request["ResourceConfig"]["TrainingPlanArn"] = compute.training_plan
+        if compute.infra_check:
+            request["InfraCheckConfig"] = {"EnableInfraCheck": True}
         if compute.keep_alive:
             request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = compute.keep_alive
         if compute.spot:
@@ -154,6 +159,8 @@ def takes_volume(instance_type: str) -> bool:
 
 
 def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:
+    if mounted := data_source(uri):
+        return {"ChannelName": name, "DataSource": {"FileSystemDataSource": mounted}, "InputMode": "File"}
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
 

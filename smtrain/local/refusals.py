@@ -68,6 +68,8 @@ def _machines_fault(resources: dict[str, Any]) -> str | None:
         return (
             f"ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not {given or 'none'}"
         )
+    if resources.get("TrainingPlanArn"):
+        return f"ResourceConfig.TrainingPlanArn cannot be honoured: {HERE} has no reserved machines; leave it out here"
     if resources.get("InstanceType") and "InstanceCount" not in resources:
         return "ResourceConfig.InstanceCount is required with InstanceType"
     counted = resources.get(given[0])

@@ -10,6 +10,7 @@ from typing import Any
 
 from smtrain.config import textfiles
 from smtrain.config.checks import shape_faults
+from smtrain.facts.filesystems import is_mounted
 from smtrain.job.inputs import split_uri
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
@@ -47,7 +48,7 @@ def model(context: Context) -> Iterator[Finding]:
 def data(context: Context) -> Iterator[Finding]:
     """`data.prepared` against the config: its format, vocabulary, sequence length, samples and files."""
     uri = context.config.data.prepared
-    if uri is None:
+    if uri is None or is_mounted(uri):
         return
     remedy = "prepare the text again: `smtrain launch CONFIG --stage prepare` without data.prepared"
     manifest = _json_of(context, uri, "manifest.json")

@@ -69,7 +69,8 @@ def inputs(context: Context) -> Iterator[Finding]:
 def _buckets(context: Context) -> set[str]:
     uris = [request["OutputDataConfig"]["S3OutputPath"] for request in context.requests.values()]
     for request in context.requests.values():
-        uris += [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
+        sources = [channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"]]
+        uris += [source["S3Uri"] for source in sources if source]
         uris += [request["CheckpointConfig"]["S3Uri"]] if "CheckpointConfig" in request else []
     return {split_uri(uri)[0] for uri in uris}
 

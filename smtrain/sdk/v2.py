@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sagemaker.estimator import EstimatorBase, _TrainingJob
-from sagemaker.inputs import TrainingInput
+from sagemaker.inputs import FileSystemInput, TrainingInput
 from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
@@ -23,7 +23,7 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
     """
 
     def __init__(
-        self, target: Target, job_name: str, channels: dict[str, TrainingInput], prepare: Callable[[], None] | None,
+        self, target: Target, job_name: str, channels: dict[str, Any], prepare: Callable[[], None] | None,
         **arguments: Any,
     ) -> None:  # fmt: skip
         # PyTorch insists on a script, and would tar and upload it anew for every job; the code is a channel here.
@@ -123,6 +123,8 @@ def _estimator(
         security_group_ids=vpc.get("SecurityGroupIds"),
         enable_network_isolation=request.get("EnableNetworkIsolation"),
         encrypt_inter_container_traffic=request.get("EnableInterContainerTrafficEncryption"),
+        training_plan=resources.get("TrainingPlanArn"),
+        enable_infra_check=request.get("InfraCheckConfig", {}).get("EnableInfraCheck"),
         max_retry_attempts=request.get("RetryStrategy", {}).get("MaximumRetryAttempts"),
         enable_session_tag_chaining=request.get("SessionChainingConfig", {}).get("EnableSessionTagChaining"),
         tags=[dict(tag) for tag in request["Tags"]],
@@ -142,7 +144,16 @@ def _without_config(session: Session) -> Iterator[None]:
         session.sagemaker_config = config
 
 
-def _input(channel: dict[str, Any]) -> TrainingInput:
+def _input(channel: dict[str, Any]) -> Any:
+    if mounted := channel["DataSource"].get("FileSystemDataSource"):
+        made = FileSystemInput(
+            mounted["FileSystemId"],
+            mounted["FileSystemType"],
+            mounted["DirectoryPath"],
+            mounted["FileSystemAccessMode"],
+        )
+        made.config["InputMode"] = channel["InputMode"]
+        return made
     source = channel["DataSource"]["S3DataSource"]
     return TrainingInput(
         source["S3Uri"],

@@ -15,6 +15,8 @@ from sagemaker.core.training.configs import (
     CheckpointConfig,
     Compute,
     DataSource,
+    FileSystemDataSource,
+    InfraCheckConfig,
     MetricDefinition,
     Networking,
     OutputDataConfig,
@@ -128,6 +130,7 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
                 volume_size_in_gb=resources["VolumeSizeInGB"],
                 volume_kms_key_id=resources.get("VolumeKmsKeyId"),
                 keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
+                training_plan_arn=resources.get("TrainingPlanArn"),
                 enable_managed_spot_training=request.get("EnableManagedSpotTraining"),
             ),
             networking=Networking(
@@ -153,6 +156,8 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
         made.with_metric_definitions([MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics])
     if retries := request.get("RetryStrategy"):
         made.with_retry_strategy(RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"]))
+    if "InfraCheckConfig" in request:
+        made.with_infra_check_config(InfraCheckConfig(enable_infra_check=True))
     if chaining := request.get("SessionChainingConfig"):
         made.with_session_chaining_config(
             SessionChainingConfig(enable_session_tag_chaining=chaining["EnableSessionTagChaining"])
@@ -169,6 +174,18 @@ def _refresh(job: TrainingJob) -> dict[str, Any]:
 
 def _channel(channel: dict[str, Any]) -> Channel:
     """A whole `Channel`: given an s3:// string, ModelTrainer would make it File and so defeat FastFile."""
+    if mounted := channel["DataSource"].get("FileSystemDataSource"):
+        folder = FileSystemDataSource(
+            file_system_id=mounted["FileSystemId"],
+            file_system_type=mounted["FileSystemType"],
+            file_system_access_mode=mounted["FileSystemAccessMode"],
+            directory_path=mounted["DirectoryPath"],
+        )
+        return Channel(
+            channel_name=channel["ChannelName"],
+            input_mode=channel["InputMode"],
+            data_source=DataSource(file_system_data_source=folder),
+        )
     source = channel["DataSource"]["S3DataSource"]
     return Channel(
         channel_name=channel["ChannelName"],

@@ -11,8 +11,11 @@ import pytest
 import smtrain
 from smtrain.job.stages import Chain
 from smtrain.job.target import Target
+from smtrain.local.refusals import fault_of
+from smtrain.preflight.limits import violations
 from tests.sdk.wire import sent
 
+PLAN = "arn:aws:sagemaker:us-west-2:111122223333:training-plan/ours"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/one"
 # What the config sets: where it is on the wire, and what it is there.
 SET: dict[str, tuple[dict[str, Any], str, Any]] = {
@@ -22,6 +25,10 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
     "keep-alive": (
         {"compute": {"keep_alive": "10m"}}, "ResourceConfig",
         {"InstanceType": "ml.trn1.2xlarge", "InstanceCount": 2, "VolumeSizeInGB": 256, "KeepAlivePeriodInSeconds": 600},
+    ),
+    "training plan": ({"compute": {"training_plan": PLAN}}, "ResourceConfig.TrainingPlanArn", PLAN),
+    "infrastructure check": (
+        {"compute": {"infra_check": True}}, "InfraCheckConfig", {"EnableInfraCheck": True},
     ),
     "volume": ({"compute": {"volume_gb": 99}}, "ResourceConfig.VolumeSizeInGB", 99),
     "retries": ({"compute": {"retries": 7}}, "RetryStrategy", {"MaximumRetryAttempts": 7}),
@@ -64,7 +71,7 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
 OFF = (
     "RetryStrategy", "EnableManagedSpotTraining", "VpcConfig", "EnableNetworkIsolation", "SessionChainingConfig",
     "EnableInterContainerTrafficEncryption", "DebugHookConfig", "DebugRuleConfigurations",
-    "ProfilerRuleConfigurations", "TensorBoardOutputConfig", "ExperimentConfig",
+    "InfraCheckConfig", "ProfilerRuleConfigurations", "TensorBoardOutputConfig", "ExperimentConfig",
 )  # fmt: skip
 
 
@@ -79,6 +86,57 @@ def body(plain: dict[str, Any], more: dict[str, Any], stage: Any = "train") -> d
 def test_a_field_that_is_set_is_on_the_wire(plain: dict[str, Any], what: str) -> None:
     more, path, value = SET[what]
     assert reduce(lambda found, name: found[name], path.split("."), body(plain, more)) == value
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"),
+    [("fsx://fs-0123456789abcdef0/fsx/tokens", "FSxLustre"), ("efs://fs-0123456789abcdef0/tokens/", "EFS")],
+)
+def test_a_file_system_is_a_channel_that_the_vpc_reaches(plain: dict[str, Any], uri: str, kind: str) -> None:
+    vpc = {"network": {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"]}}
+    text = {k: v for k, v in plain.items() if k != "data"}
+    folder = "/" + uri.split("/", 3)[3].rstrip("/")
+    wanted = {
+        "ChannelName": "data", "InputMode": "File",
+        "DataSource": {
+            "FileSystemDataSource": {
+                "FileSystemId": "fs-0123456789abcdef0", "FileSystemType": kind, "FileSystemAccessMode": "ro",
+                "DirectoryPath": folder,
+            }
+        },
+    }  # fmt: skip
+    made = body(text, {"data": {"prepared": uri}, **vpc})
+    assert wanted in made["InputDataConfig"]
+    assert list(violations(made)) == []
+    read = body(text, {"data": {"path": uri}, **vpc}, stage="prepare")
+    assert {**wanted, "ChannelName": "text"} in read["InputDataConfig"]
+    with pytest.raises(smtrain.ConfigError, match=r"network\.subnets: .* reached from within its VPC alone"):
+        body(text, {"data": {"prepared": uri}})
+    with pytest.raises(smtrain.ConfigError, match=r"no local run can mount"):
+        smtrain.request({**text, "data": {"prepared": uri}}, target="local")
+    with pytest.raises(smtrain.ConfigError, match=r"must look like fsx://fs-0123456789abcdef0/folder"):
+        body(text, {"data": {"prepared": uri.replace("fs-", "")}, **vpc})
+
+
+def test_a_plan_and_a_check_of_machines_are_of_the_train_stage_and_valid(plain: dict[str, Any]) -> None:
+    more = {"compute": {"training_plan": PLAN, "infra_check": True}}
+    assert list(violations(body(plain, more))) == []
+    prepare = body(plain, more, stage="prepare")
+    assert "InfraCheckConfig" not in prepare
+    assert "TrainingPlanArn" not in prepare["ResourceConfig"]
+    refused = fault_of({**body(plain, more)}) or ""
+    assert "TrainingPlanArn cannot be honoured" in refused
+    with pytest.raises(smtrain.ConfigError, match=r"compute\.spot: cannot go with compute\.training_plan"):
+        body(plain, {"compute": {"training_plan": PLAN, "spot": True}})
+    with pytest.raises(smtrain.ConfigError, match=r"compute\.training_plan: got 'ours'; give the ARN"):
+        body(plain, {"compute": {"training_plan": "ours"}})
+
+
+def test_tags_of_aws_own_and_more_than_28_days_are_refused_at_load(plain: dict[str, Any]) -> None:
+    with pytest.raises(smtrain.ConfigError, match=r"tags\.aws:owner: keys that begin with aws: are AWS's own"):
+        body(plain, {"tags": {"aws:owner": "me"}})
+    with pytest.raises(smtrain.ConfigError, match=r"compute\.max_run"):
+        body(plain, {"compute": {"max_run": "29d"}})
 
 
 def test_what_is_not_set_is_not_said(plain: dict[str, Any]) -> None:
