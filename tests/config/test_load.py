@@ -238,7 +238,10 @@ def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any],
     [
         ({"train": {"objective": "sft"}, "data": {"format": "text"}}, "data.format: text has no answers to learn"),
         ({"data": {"path": "s3://b/x/*.jsonl"}}, "data.path: s3://b/x/*.jsonl has a wildcard"),
-        ({"data": {"path": "gs://b/x"}}, "data.path: gs://b/x is neither a path, s3://, hf:// nor demo://"),
+        (
+            {"data": {"path": "gs://b/x"}},
+            "data.path: gs://b/x is neither a path, s3://, hf://, fsx://, efs:// nor demo://",
+        ),
         ({"data": {"overlong": "drop"}}, "data.overlong: is for train.objective: sft"),
         ({"data": {"format": "alpaca"}}, "data.format: alpaca is instruction data; set train.objective: sft"),
         (
