@@ -16,6 +16,7 @@ from typing import Any
 from smtrain.config.schema import JobConfig
 from smtrain.errors import SmtrainError
 
+PREPARED_FORMAT = 1  # of prepared data, as its manifest.json says
 FAILURE_LIMIT = 1024  # characters of output/failure that reach FailureReason
 
 

@@ -18,9 +18,9 @@ from datetime import datetime
 from typing import Any
 
 from smtrain.errors import JobError
+from smtrain.facts.sagemaker import ENDED
 
 FORMAT, VERSION = "smtrain-owner", 1
-ENDED = ("Completed", "Failed", "Stopped")
 CLAIM = 600.0
 """Seconds that a job whose CreateTrainingJob has not been answered keeps the record."""
 LEASE = 3600.0

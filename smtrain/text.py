@@ -7,6 +7,10 @@ of our own errors, `errors.py`) and where it goes out (`say`, which every comman
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+
+Say = Callable[[str], None]
+"""Whoever shows a sentence to the user."""
 
 # A string sequence (OSC: titles, links, the clipboard; DCS, SOS, PM, APC) with what it holds; without an end in its
 # line only its beginning goes, so that nothing can be hidden behind one. CSI; any other escape. In both codings.

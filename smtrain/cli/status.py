@@ -54,7 +54,7 @@ def status(job: options.JobName, target: options.Where = None) -> None:
 
 def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
     """What the job has left so far, where it lies, and the command that copies it or goes on from it."""
-    from smtrain.job.handle import ENDED
+    from smtrain.facts.sagemaker import ENDED
     from smtrain.job.results import exported, parts, stage_of
 
     ended, copy = told["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"

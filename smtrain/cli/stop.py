@@ -19,7 +19,8 @@ def stop(
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
 ) -> None:
     """Ask a job to save and stop; it has 120 s."""
-    from smtrain.job.handle import ENDED, Job
+    from smtrain.facts.sagemaker import ENDED
+    from smtrain.job.handle import Job
 
     handle = Job(job, options.name_of(target))
     if handle.status in ENDED:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.container import PREPARED_FORMAT
 from smtrain.data.checksums import SUFFIX
 from smtrain.errors import DataError
 
-FORMAT_VERSION = 1
 NAME = "manifest.json"
 PREFIX = "tokens"
 MASK = f"{PREFIX}_mask"
@@ -65,7 +65,7 @@ class Manifest:
     objective: str = "pretrain"
     tokenized_by: str = ""
     left_out: list[str] = dataclasses.field(default_factory=list)
-    format_version: int = FORMAT_VERSION
+    format_version: int = PREPARED_FORMAT
 
     @property
     def content(self) -> dict[str, dict[str, Any]]:
@@ -103,9 +103,9 @@ class Manifest:
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
         version = fields.get("format_version") if isinstance(fields, dict) else None
-        if version != FORMAT_VERSION:
+        if version != PREPARED_FORMAT:
             raise DataError(
-                f"{path} has format_version {version} and this smtrain reads {FORMAT_VERSION}; prepare the data again."
+                f"{path} has format_version {version} and this smtrain reads {PREPARED_FORMAT}; prepare the data again."
             )
         known = dataclasses.fields(cls)
         needed = {

@@ -23,8 +23,8 @@ from smtrain.data.loader import TokenLoader, check_fits, check_size
 from smtrain.data.manifest import MASK, PREFIX, Manifest
 from smtrain.data.packing import Packing
 from smtrain.errors import DataError
+from smtrain.model.labels import IGNORED
 
-IGNORED = -100
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import JobError
+from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.interrupts import pause
 from smtrain.follow.order import Order
@@ -21,7 +22,6 @@ from smtrain.follow.seen import MINUTE
 from smtrain.job.logs import Line
 from smtrain.job.target import Target
 
-ENDED = ("Completed", "Failed", "Stopped")
 RESUME_BACK_MS = 600_000
 """What comes later than this after a follow was left is not shown by the one that resumes it."""
 

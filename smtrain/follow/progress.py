@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.config.units import spell
-from smtrain.follow.follower import ENDED, Event, Told
+from smtrain.facts.sagemaker import ENDED
+from smtrain.follow.follower import Event, Told
 from smtrain.follow.money import Cost, cost_of, groups_of
 from smtrain.follow.patience import Patience
 from smtrain.job.logs import Line, step_record

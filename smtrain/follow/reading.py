@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.follow.patience import Patience, impatient
 from smtrain.follow.seen import Ordinals, Seen, key_of
-from smtrain.job.logs import GROUP, Line, host_of
+from smtrain.job.logs import Line, host_of
 from smtrain.job.target import Target
 
 
@@ -36,7 +37,7 @@ class LogReading:
         from botocore.exceptions import ClientError
 
         prefix = f"{self.job_name}/" + (f"{self.host}-" if self.host else "")
-        ask = {"logGroupName": GROUP, "logStreamNamePrefix": prefix, "startTime": start}
+        ask = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": prefix, "startTime": start}
         if pattern:
             ask["filterPattern"] = pattern
         token: str | None = None
@@ -88,7 +89,7 @@ def last_lines(target: Target, job_name: str, count: int = 1000) -> list[Line]:
 
     patience, logs = impatient(target), target.logs
     lines: list[Line] = []
-    ask: dict[str, Any] = {"logGroupName": GROUP, "logStreamNamePrefix": f"{job_name}/"}
+    ask: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job_name}/"}
     while True:
         try:
             page = patience.call(logs.describe_log_streams, **ask)
@@ -110,7 +111,7 @@ def _tail(target: Target, stream: str, count: int, patience: Patience) -> list[d
     token: dict[str, str] = {}
     while len(events) < count:
         page = patience.call(
-            target.logs.get_log_events, logGroupName=GROUP, logStreamName=stream, startFromHead=False,
+            target.logs.get_log_events, logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=False,
             limit=min(count - len(events), 10_000), **token,
         )  # fmt: skip
         events = page["events"] + events

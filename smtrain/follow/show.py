@@ -21,11 +21,10 @@ from smtrain.follow.interrupts import interrupts
 from smtrain.follow.progress import Progress
 from smtrain.job.calls import EXPIRED, REFRESH, expired
 from smtrain.job.logs import Line
+from smtrain.text import Say
 
 if TYPE_CHECKING:
     from smtrain.job.handle import Job
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.config import JobConfig, Stage
+from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.job.graphs import cache_root
 from smtrain.job.inputs import split_uri
 from smtrain.job.request import checkpoint_uri, run_uri
 from smtrain.owner import owner_uri
 
 SERVICE = "sagemaker.amazonaws.com"
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 Requests = Mapping[Stage, dict[str, Any]]
 _ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)")
 

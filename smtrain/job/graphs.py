@@ -7,7 +7,7 @@ what a job runs, only what is compiled when.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import smtrain
@@ -15,8 +15,8 @@ from smtrain.config import JobConfig
 from smtrain.config.schema import GRAPHS_COMPLETE, digest
 from smtrain.errors import ConfigError
 from smtrain.job.target import Target
+from smtrain.text import Say
 
-Say = Callable[[str], None]
 VARIABLE, FLAGS = "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"
 # Keys of a model's config.json that change with whoever saved it.
 _NOISE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.edge import public_class
 from smtrain.errors import JobError
+from smtrain.facts.sagemaker import ENDED
 from smtrain.job.attach import place_of
 from smtrain.job.checkpoints import saved_steps
 from smtrain.job.inputs import split_uri
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from smtrain.follow.failure import Explanation
     from smtrain.follow.money import Cost
 
-ENDED = ("Completed", "Failed", "Stopped")
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
 
 

@@ -6,7 +6,7 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from smtrain.job.model_files import is_model_file
 from smtrain.job.role import role_arn
 from smtrain.job.target import Target
 from smtrain.job.uploads import owner, send
+from smtrain.text import Say
 
-Say = Callable[[str], None]
 SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 
-GROUP = "/aws/sagemaker/TrainingJobs"
 STEP_PATTERN = '"step="'
 """CloudWatch's filter pattern for lines of steps: it then sends nothing else."""
 _STEP = re.compile(r"^step=(\d{1,15}) ")

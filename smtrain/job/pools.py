@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,8 +12,7 @@ from smtrain.config.units import spell
 from smtrain.errors import JobError
 from smtrain.job.target import Target
 from smtrain.job.waiting import LOOK
-
-Say = Callable[[str], None]
+from smtrain.text import Say
 
 # What must be equal for a pool to be reused (SageMaker developer guide, "Train using managed warm pools"), in the order
 # in which a difference is named. Free: image, environment, hyperparameters, channels, output.

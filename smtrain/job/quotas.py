@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from smtrain.facts.sagemaker import quota_command
 from smtrain.job.target import Target
 
 _LIMIT = re.compile(
@@ -42,10 +43,8 @@ class Refusal:
 
     def command(self) -> str:
         """The command line that asks AWS for as much as this takes."""
-        region = self.target.region_name()
-        start = "aws service-quotas request-service-quota-increase --service-code sagemaker"
         code = self._code() or f"CODE (of {self.name!r} in the Service Quotas console)"
-        return f"{start} --quota-code {code} --desired-value {self.used + self.asked:g} --region {region}"
+        return quota_command(code, self.used + self.asked, self.target.region_name())
 
     def _code(self) -> str | None:
         """The code of the quota, which differs from name to name; None where Service Quotas may not be read."""

@@ -25,11 +25,11 @@ from smtrain.job.stages import Chain, StagePlan, jobs_of, stages_of
 from smtrain.job.submit import standing, submit
 from smtrain.job.target import TargetName, target_of
 from smtrain.preflight.api import before
+from smtrain.text import Say
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Say = Callable[[str], None]
 _SAME_CALL = "interrupted: what has been started goes on, and the same call comes back to it"
 
 

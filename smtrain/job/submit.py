@@ -8,28 +8,27 @@ the stage is tried again as `compute.capacity_wait`, `compute.fallback_instance_
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
 from smtrain.errors import JobError
+from smtrain.facts.sagemaker import ENDED
 from smtrain.job import pools
 from smtrain.job.create import answer_was_lost, create
-from smtrain.job.handle import ENDED, Job
+from smtrain.job.handle import Job
 from smtrain.job.inputs import upload_all
 from smtrain.job.ownership import claim
 from smtrain.job.quotas import Refusal
 from smtrain.job.stages import Chain, StagePlan
 from smtrain.job.waiting import LOOK, Patience
 from smtrain.job.wheels import travelling
+from smtrain.text import Say
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
     from smtrain.owner import Fence
-
-Say = Callable[[str], None]
 
 
 def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> Job:

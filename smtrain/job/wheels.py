@@ -19,8 +19,9 @@ from typing import Any
 from smtrain.facts import table
 from smtrain.home import home
 from smtrain.job.bundle import entrypoints_folder
-from smtrain.job.inputs import Say, Upload
+from smtrain.job.inputs import Upload
 from smtrain.job.target import Target
+from smtrain.text import Say
 
 SECONDS = 180  # for the download
 _PYTHON = re.compile(r"-py3(\d+)(?:-|$)")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import LocalError
+from smtrain.facts.sagemaker import ENDED
 from smtrain.local.endpoint import Endpoint, state_folder
 from smtrain.local.usage import aside, usage
 
 NAME = re.compile(r"(?P<run>.+)-(?P<stage>fetch|prepare|convert|compile|train|export|generate)-[0-9a-f]{8}(-\d+)?")
-ENDED = ("Completed", "Failed", "Stopped")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from smtrain.facts.sagemaker import ENDED
 from smtrain.local import room
 from smtrain.local.files import write_atomically
 
-ENDED = ("Completed", "Failed", "Stopped")
 REASON_LIMIT = 1024
 # What Describe shows of a request that says nothing of them.
 SWITCHES = {

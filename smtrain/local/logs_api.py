@@ -12,8 +12,9 @@ from moto.logs.exceptions import InvalidParameterException, ResourceNotFoundExce
 from moto.logs.responses import LogsResponse
 from moto.logs.utils import EventMessageFilter
 
+from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.local import streams, validation
-from smtrain.local.streams import EVENT_BYTES, GROUP, PAGE_BYTES, PAGE_EVENTS, Event, JobStream, visible
+from smtrain.local.streams import EVENT_BYTES, PAGE_BYTES, PAGE_EVENTS, Event, JobStream, visible
 
 
 def install() -> None:
@@ -35,7 +36,7 @@ def _for_jobs(operation: str, theirs: Any, ours: Any) -> Any:
     def run(self: Any) -> Any:
         asked = json.loads(self.body)
         group = asked.get("logGroupName") or (asked.get("logGroupIdentifier") or "").rpartition(":log-group:")[2]
-        if group != GROUP:
+        if group != LOG_GROUP:
             return theirs(self)
         if fault := validation.fault_of("logs", operation, asked):
             raise InvalidParameterException(msg=fault)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from moto.cloudwatch.models import cloudwatch_backends
 
+from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.jobs import Job
 from smtrain.local.streams import stream_of
 
 LATEST = 1 << 43  # ms; year 2248: a time stamp behind it is no time
-NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 
 class HostLog:
@@ -138,4 +138,4 @@ def _scan(job: Job, metrics: list[tuple[str, re.Pattern[str]]], stamp: int, line
                     }
                 )
     if points:
-        cloudwatch_backends[ACCOUNT][REGION].put_metric_data(NAMESPACE, points)
+        cloudwatch_backends[ACCOUNT][REGION].put_metric_data(LOG_GROUP, points)

@@ -16,13 +16,11 @@ import botocore.session
 from moto.core.exceptions import JsonRESTError
 from moto.servicequotas.responses import ServiceQuotasResponse
 
+from smtrain.facts.sagemaker import PER_JOB, RUN_TIME, SPOT, TRAINING, WARM_POOL
 from smtrain.local import validation
 from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.jobs import Job, hosts_of
 
-USES = ("for training job usage", "for spot training job usage", "for training warm pool usage")
-PER_JOB = "Maximum number of instances per training job"
-LONGEST_RUN = "Longest run time for a training job"
 # Generous, so that only who sets a quota meets it.
 DEFAULT_INSTANCES, DEFAULT_SECONDS = 1000.0, 2_419_200.0
 
@@ -50,8 +48,8 @@ class Quotas:
             session_vars={"config_file": (None, None, "/dev/null", None)}
         ).get_service_model("sagemaker")
         kinds = sorted(getattr(model.shape_for("TrainingInstanceType"), "enum", []))
-        names = [f"{kind} {use}" for kind in kinds for use in USES]
-        self.values = dict.fromkeys([*names, PER_JOB], DEFAULT_INSTANCES) | {LONGEST_RUN: DEFAULT_SECONDS}
+        names = [name.format(type=kind) for kind in kinds for name in (TRAINING, SPOT, WARM_POOL)]
+        self.values = dict.fromkeys([*names, PER_JOB], DEFAULT_INSTANCES) | {RUN_TIME: DEFAULT_SECONDS}
         self._defaults = dict(self.values)
         self.requested: list[dict[str, Any]] = []
 
@@ -72,19 +70,20 @@ class Quotas:
         if len(hosts) > self.values[PER_JOB]:
             raise LimitExceededError(PER_JOB, self.values[PER_JOB], 0, len(hosts))
         spot = bool(request.get("EnableManagedSpotTraining"))
-        uses = [USES[1] if spot else USES[0]]
+        uses = [SPOT if spot else TRAINING]
         if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
-            uses.append(USES[2])
+            uses.append(WARM_POOL)
         for kind in {kind for _, kind, _ in hosts}:
             wanted = sum(kind == other for _, other, _ in hosts)
             for use in uses:
-                limit = self.values.get(f"{kind} {use}", DEFAULT_INSTANCES)
+                name = use.format(type=kind)
+                limit = self.values.get(name, DEFAULT_INSTANCES)
                 used = sum(_used(job, kind, use) for job in jobs)
                 if used + wanted > limit:
-                    raise LimitExceededError(f"{kind} {use}", limit, used, wanted)
+                    raise LimitExceededError(name, limit, used, wanted)
 
     def described(self, name: str) -> dict[str, Any]:
-        seconds = name == LONGEST_RUN
+        seconds = name == RUN_TIME
         return {
             "ServiceCode": "sagemaker",
             "ServiceName": "Amazon SageMaker",
@@ -107,11 +106,11 @@ def code_of(name: str) -> str:
 def _used(job: Job, kind: str, use: str) -> int:
     """Instances of a type that a job counts for under one use."""
     count = sum(kind == other for _, other, _ in hosts_of(job.request))
-    if use == USES[2]:
+    if use == WARM_POOL:
         held = not job.ended and job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds")
         return count if held or (job.ended and job.pool_status() == "Available") else 0
     spot = bool(job.request.get("EnableManagedSpotTraining"))
-    return count if not job.ended and spot == (use == USES[1]) else 0
+    return count if not job.ended and spot == (use == SPOT) else 0
 
 
 def install(quotas: Quotas) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 from moto.logs.exceptions import InvalidParameterException, ResourceNotFoundException
 from moto.logs.models import LogStream, logs_backends
 
+from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.local.endpoint import ACCOUNT, REGION
 
-GROUP = "/aws/sagemaker/TrainingJobs"
 PAGE_EVENTS, PAGE_BYTES, EVENT_BYTES = 10_000, 1 << 20, 26  # API reference of GetLogEvents
 
 
@@ -213,23 +213,23 @@ def _parsed(token: str) -> tuple[str, int, int]:
 def stream_of(name: str) -> JobStream:
     """The stream `<job>/<host>-<epoch>`, made if there is none."""
     backend = logs_backends[ACCOUNT][REGION]
-    if GROUP not in backend.groups:
-        backend.create_log_group(GROUP, {})
-    streams = backend.groups[GROUP].streams
+    if LOG_GROUP not in backend.groups:
+        backend.create_log_group(LOG_GROUP, {})
+    streams = backend.groups[LOG_GROUP].streams
     if name not in streams:
-        streams[name] = JobStream(backend.groups[GROUP], name)
+        streams[name] = JobStream(backend.groups[LOG_GROUP], name)
     return streams[name]  # type: ignore[return-value]
 
 
 def forget(job_name: str) -> None:
     """Remove the streams of a job."""
-    group = logs_backends[ACCOUNT][REGION].groups.get(GROUP)
+    group = logs_backends[ACCOUNT][REGION].groups.get(LOG_GROUP)
     for name in [name for name in (group.streams if group else ()) if name.startswith(f"{job_name}/")]:
         del group.streams[name]  # type: ignore[union-attr]
 
 
 def visible(prefix: str = "") -> list[JobStream]:
-    group = logs_backends[ACCOUNT][REGION].groups.get(GROUP)
+    group = logs_backends[ACCOUNT][REGION].groups.get(LOG_GROUP)
     if group is None:
         raise ResourceNotFoundException(msg="The specified log group does not exist.")
     now = time.time()

@@ -10,12 +10,12 @@ from smtrain.config import JobConfig, Stage, load_config
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
-from smtrain.job.inputs import Say
 from smtrain.job.stages import Chain, stages_of
 from smtrain.job.target import TargetName, target_of
 from smtrain.preflight import cost, dataset, disk, here, hosts, image, limits, quotas, resume, role, storage, token
 from smtrain.preflight.context import Check, Context, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report
+from smtrain.text import Say
 
 NOBODY = "arn:aws:iam::000000000000:role/none"
 # What stands in for a setting that is lacking or wrong, and the checks that cannot be made then.

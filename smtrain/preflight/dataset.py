@@ -10,12 +10,11 @@ from typing import Any
 
 from smtrain.config import textfiles
 from smtrain.config.checks import shape_faults
+from smtrain.container import PREPARED_FORMAT
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.inputs import split_uri
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
-
-PREPARED_FORMAT = 1
 
 
 def model(context: Context) -> Iterator[Finding]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from smtrain.facts.sagemaker import (
+    ALL_JOBS,
+    ALL_SPOT_JOBS,
+    PER_JOB,
+    PER_SPOT_JOB,
+    RUN_TIME,
+    SPOT,
+    TRAINING,
+    VOLUME,
+    WARM_POOL,
+    quota_command,
+)
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
-
-# Quotas as Service Quotas itself names them (Amazon SageMaker; read 2026-11 in published listings of accounts).
-# Of the names for spot in the lower half only the first half was seen; a quota that is not listed limits nothing here.
-TRAINING, SPOT, WARM_POOL = (
-    "{type} for training job usage", "{type} for spot training job usage", "{type} for training warm pool usage",
-)  # fmt: skip
-PER_JOB, PER_SPOT_JOB = "Maximum number of instances per training job", "Maximum instances per spot training job"
-ALL_JOBS, ALL_SPOT_JOBS = (
-    "Number of instances across all training jobs", "Number of instances across all spot training jobs",
-)  # fmt: skip
-RUN_TIME, VOLUME = "Longest run time for a training job", "Size of EBS volume for a training job instance"
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,11 @@ def quotas(context: Context) -> Iterator[Finding]:
         if value >= need.amount:
             yield Finding("quotas", "ok", f"{need.name!r} is {value:,.10g}, {need.amount:,} needed")
         else:
-            more = f"--service-code sagemaker --quota-code {code} --desired-value {need.amount} --region {region}"
             yield Finding(
                 "quotas", "warning" if need.spare else "fault",
                 f"{need.name!r} is {value:,.10g}, and this takes {need.amount:,}",
-                f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: aws service-quotas "
-                f"request-service-quota-increase {more}",
+                f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: "
+                f"{quota_command(code, need.amount, region)}",
             )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from smtrain.engine.nxd import whole
 from smtrain.errors import SmtrainError
 from smtrain.lines import Line
 from smtrain.owner import EVERY, Fence, OwnerError, container_fence
+from smtrain.text import Say
 
 VARIABLE = "SMTRAIN_CHECKPOINTS"
 """The run's checkpoint prefix, in a job whose container has a network."""
 _RECORDS = (manifest.NAME, whole.NAME)
-Say = Callable[[str], None]
 
 
 class Destination:

@@ -19,6 +19,7 @@ from smtrain import owner as ownership
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.about import verify
 from smtrain.errors import JobError
+from smtrain.facts.sagemaker import ENDED
 from smtrain.job.inputs import download, upload_all
 from smtrain.job.run import StageResult
 from smtrain.job.stages import Chain, jobs_of
@@ -115,7 +116,7 @@ def test_the_owner_changes_only_after_its_job_has_ended(prefix: str, jobs: Jobs)
     jobs["one"] = "InProgress"
     with pytest.raises(OwnerError, match=r"^one is writing checkpoints of this run; wait for it, stop it with"):
         fence(prefix, "two", jobs).claim()
-    for status in ownership.ENDED:
+    for status in ENDED:
         jobs["one"] = status
         two = fence(prefix, "two", jobs)
         two.claim()
@@ -241,7 +242,7 @@ def test_jobs_made_beside_smtrain_end_or_write_apart(
         apart = None
     for job in filter(None, (first, apart)):
         job.stop()
-        while job.status not in ownership.ENDED:
+        while job.status not in ENDED:
             time.sleep(0.1)
         assert job.status == "Stopped", job.failure
     uri = first.describe()["CheckpointConfig"]["S3Uri"]

@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smtrain.engine.base import ParallelOptions
 from smtrain.errors import CheckpointError, ConfigError
+from smtrain.model.labels import IGNORED
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
-IGNORED = -100  # the label that counts in no loss
 # torch 2.13 renamed the two collectives on one tensor; older ones are met in today's Neuron images.
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_sum_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -16,13 +16,14 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
 from smtrain.engine.native import comm, persist
-from smtrain.engine.native.comm import IGNORED, Mesh, local_rank
+from smtrain.engine.native.comm import Mesh, local_rank
 from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.native.zero1 import Zero1AdamW
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.lines import Line
 from smtrain.model.families import ModelShape
+from smtrain.model.labels import IGNORED
 
 
 class NativeEngine:

@@ -35,9 +35,8 @@ from smtrain.errors import CheckpointError, ConfigError
 from smtrain.lines import Line
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import normalise
+from smtrain.model.labels import IGNORED
 from smtrain.model.transformers_build import transformers_config
-
-IGNORED = -100  # the label that counts in no loss
 
 
 class NxdEngine:

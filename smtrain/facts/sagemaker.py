@@ -1,0 +1,28 @@
+"""What SageMaker, CloudWatch and Service Quotas call things; every part of the package spells them from here."""
+
+from __future__ import annotations
+
+ENDED = ("Completed", "Failed", "Stopped")
+"""TrainingJobStatus of jobs that will not change any more (API_DescribeTrainingJob)."""
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+"""CloudWatch's log group of all training jobs, and the namespace of their metrics."""
+
+# Quotas as Service Quotas itself names them (Amazon SageMaker; read 2026-11 in published listings of accounts).
+# Of the names for spot below the first three only the first half was seen; a quota that is not listed limits nothing.
+TRAINING, SPOT, WARM_POOL = (
+    "{type} for training job usage", "{type} for spot training job usage", "{type} for training warm pool usage",
+)  # fmt: skip
+PER_JOB, PER_SPOT_JOB = "Maximum number of instances per training job", "Maximum instances per spot training job"
+ALL_JOBS, ALL_SPOT_JOBS = (
+    "Number of instances across all training jobs", "Number of instances across all spot training jobs",
+)  # fmt: skip
+RUN_TIME, VOLUME = "Longest run time for a training job", "Size of EBS volume for a training job instance"
+
+
+def quota_command(code: str, value: float, region: str | None) -> str:
+    """The command line that asks AWS for more of a quota."""
+    return (
+        f"aws service-quotas request-service-quota-increase --service-code sagemaker --quota-code {code} "
+        f"--desired-value {value:g} --region {region}"
+    )
