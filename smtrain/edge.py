@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -35,6 +36,8 @@ def sentence(error: Exception) -> str | None:
     """What a user can mend: the disk, a missing package, AWS. None for anything else, which is a fault of ours."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("smtrain"):
         return missing(error.name)
+    if isinstance(error, re.error):
+        return f"{error.pattern!r} is not a regular expression ({error.msg})"
     if isinstance(error, OSError) and error.strerror and not type(error).__module__.startswith(("botocore", "urllib")):
         where = f"{error.filename}: " if error.filename is not None else ""
         remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")

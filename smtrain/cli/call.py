@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from smtrain.cli.typed import forget, in_flags
 from smtrain.edge import sentence
 from smtrain.errors import ConfigError, SmtrainError
 from smtrain.text import say
@@ -40,12 +41,13 @@ def _parsed(app: Any, name: str, argv: list[str]) -> object:
 
 def guarded(command: Callable[[], object]) -> int:
     """The exit status of a command. Its errors are told here, and so is a reader of its output that has gone."""
+    forget()
     try:
         status = _ended(command)
         sys.stdout.flush()  # what is left in it is refused here, not while the interpreter ends
     except ConfigError as error:
         for fault in error.faults:
-            say(f"smtrain: {fault}", error=True)
+            say(f"smtrain: {in_flags(fault)}", error=True)
         return 2
     except UsageError as error:
         say(error, error=True)
@@ -53,7 +55,7 @@ def guarded(command: Callable[[], object]) -> int:
     except SmtrainError as error:
         if isinstance(error.__cause__, OSError):
             _close()
-        say(f"smtrain: {error}", error=True)
+        say(f"smtrain: {in_flags(str(error))}", error=True)
         return 2
     except KeyboardInterrupt:
         return 130

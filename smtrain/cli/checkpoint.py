@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.errors import ConfigError
 from smtrain.text import say
 
 app = options.app()
@@ -22,6 +23,7 @@ Config = Annotated[
 @app.command()
 def inspect(path: Path, config: Config = None) -> None:
     """Say what a checkpoint is: kind, topology, family, step, size."""
+    _named(path)
     found = _module("about").inspect(path, _read(config))
     say(json.dumps(found.to_dict(), indent=2))
 
@@ -29,6 +31,7 @@ def inspect(path: Path, config: Config = None) -> None:
 @app.command()
 def diff(a: Path, b: Path, config: Config = None) -> None:
     """Compare two checkpoints of any kind tensor by tensor; status 1 where they differ."""
+    _named(a, b)
     count, most = 0, 0.0
     for difference in _module("about").diff(a, b, _read(config)):
         amount = "" if difference.max_abs is None else f", by at most {difference.max_abs:.6g}"
@@ -42,12 +45,18 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
 @app.command()
 def verify(path: Path, config: Config = None) -> None:
     """Read every byte and compare the hashes."""
+    _named(path)
     say(f"{_module('about').verify(path, _read(config))} hashes are right")
 
 
 def _module(name: str) -> Any:
     # by name: the command line belongs to the client half, which does without torch, and this command alone needs it
     return import_module(f"smtrain.checkpoint.{name}")
+
+
+def _named(*paths: str) -> None:
+    if not all(path.strip() for path in paths):
+        raise ConfigError(["PATH is an empty name; name a folder or an s3:// URI"])
 
 
 def _read(config: str | None) -> dict[str, Any] | None:

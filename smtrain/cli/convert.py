@@ -8,10 +8,21 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.text import say
 
 app = options.app()
+FLAGS = {
+    **{key: f"--{key}".replace("_", "-") for key in ("to", "tp", "pp", "qkv", "kv_order", "kv_multiplier", "dtype")},
+    "form": "--format",
+    "max_shard_size": "--max-shard-size",
+    "config": "--config",
+    "source": "SRC",
+    "target": "DST",
+    "parallel.tp": "--tp",
+    "parallel.pp": "--pp",
+}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -35,6 +46,7 @@ def convert(
     """Convert weights; run it again after an interruption and it goes on where it was."""
     import smtrain
 
+    typed(FLAGS)
     try:
         places = None if cuts is None else [int(cut) for cut in cuts.split(",") if cut]
     except ValueError:

@@ -10,10 +10,17 @@ from typing import Annotated, Any, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.text import say
 
 app = options.app()
+FLAGS = {
+    "train.seq_len": "--seq-len", "seq_len": "--seq-len", "train.objective: sft": "--objective sft",
+    "train.objective: pretrain": "--objective pretrain", "train.objective": "--objective", "model.path": "--model",
+    "data.format": "--format", "data.text_column": "--text-column", "data.separator": "--separator",
+    "data.max_bad": "--max-bad", "set append_eod to false": "give --no-eod", "shares": "SHARE",
+}  # fmt: skip
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="What to write.", show_default=False)]
@@ -50,7 +57,11 @@ def prepare(
         )
     if unicode not in ("none", "nfc", "nfkc"):
         raise ConfigError([f"--unicode {unicode}: must be none, nfc or nfkc"])
+    typed(FLAGS)
     options.folder_of("OUT", output)
+    for given in inputs:
+        named("INPUT", given)
+    named("--model", model)
     common: dict[str, Any] = {
         "seq_len": seq_len, "format": form, "workers": workers, "max_bad": max_bad, "overwrite": overwrite,
     }  # fmt: skip
@@ -60,7 +71,7 @@ def prepare(
         cleaning = _module("cleaning").Cleaning(unicode, strip_control, min_characters, deduplicate)
         made = _module("prepare").prepare(
             inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaning, append_eod=not no_eod,
-            separator=separator.encode().decode("unicode_escape") if separator else None, **common,
+            separator=_unescaped(separator), **common,
         )  # fmt: skip
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
     say(f"tokenized by {made.tokenized_by}")
@@ -77,6 +88,9 @@ def merge(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Append datasets to one another."""
+    typed(FLAGS)
+    for name in [*datasets, output]:
+        named("DATASET or PREFIX", name)
     prefixes = [prefix for name in datasets for prefix in _module("exchange").prefixes(Path(name))]
     say(f"{output}: {_module('indexes').merge(prefixes, Path(output), overwrite=overwrite):,} documents")
 
@@ -89,6 +103,9 @@ def split(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Cut a dataset between documents, in order."""
+    typed(FLAGS)
+    named("DATASET", dataset)
+    named("PREFIX", output)
     found = _module("exchange").prefixes(Path(dataset))
     if len(found) != 1:
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
@@ -106,6 +123,7 @@ def inspect(
     """Say what a dataset holds: counts, how often tokens come, and how its beginning reads."""
     from smtrain.report.sparkline import sparkline
 
+    named("DATASET", dataset)
     about = _module("about").inspect(Path(dataset), Path(model) if model else None)
     if png:
         _module("about").save_picture(about, Path(png), dataset)
@@ -126,6 +144,8 @@ def inspect(
 @app.command()
 def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     """Write blocks of input_ids, attention_mask and labels that `datasets.load_from_disk` opens."""
+    typed(FLAGS)
+    named("DATASET", dataset)
     options.folder_of("OUT", output)
     say(f"{output}: {_module('exchange').export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
 
@@ -139,9 +159,28 @@ def import_(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Make a prepared dataset of tokens that others wrote."""
+    typed(FLAGS)
+    named("SOURCE", source)
+    named("--model", model)
     options.folder_of("OUT", output)
     made = _module("exchange").import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+
+
+def _unescaped(separator: str | None) -> str | None:
+    """`\\n` as one types it becomes the line end."""
+    try:
+        return separator.encode().decode("unicode_escape") if separator else None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            [f"--separator {separator}: {error.reason}; write such as \\n\\n for an empty line"]
+        ) from None
+
+
+def named(word: str, text: str) -> None:
+    """Raises `ConfigError` where what should name a file or folder is empty: it would mean the working directory."""
+    if not text.strip():
+        raise ConfigError([f"{word} is an empty name; name a file or a folder"])
 
 
 def _module(name: str) -> Any:

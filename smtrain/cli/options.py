@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from smtrain.cli.typed import typed
 from smtrain.job.target import TargetName
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ Again = Annotated[bool, typer.Option("--again", help="Do what is done already on
 
 def keys_of(set_: list[str] | None, from_step: int | None) -> list[str]:
     """The keys that options of a command override, as --set has them."""
+    if from_step is not None:
+        typed({"checkpoint.step": "--from-step"})
     return [*(set_ or ()), *([] if from_step is None else [f"checkpoint.step={from_step}"])]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.text import say
 
@@ -48,6 +49,9 @@ def plan(
     """Say whether it fits, how fast it is, how long it takes and what it costs; exit status 1 if it does not fit."""
     from smtrain.planner.api import plan as make
 
+    if model is not None and not model.strip():
+        raise ConfigError(["--model is an empty name; name a known model, or a folder with its config.json"])
+    typed({"budget": "--budget", "deadline_hours": "--deadline", **({"model.path": "--model"} if model else {})})
     made = make(
         config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value, budget=budget,
         deadline_hours=deadline, best=best, prices=prices, set_=set_ or (),

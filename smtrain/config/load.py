@@ -25,6 +25,7 @@ Source = JobConfig | Mapping[str, Any] | str | Path
 _PATTERNS = {
     "name": "use letters, digits and single hyphens, at most 36 in all",
     "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    "region": "give the name of an AWS region, such as us-west-2",
     "s3_uri": "give an s3://bucket/prefix URI",
     "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
@@ -105,6 +106,8 @@ def _read(source: Source | None) -> dict[str, Any]:
         return source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         return _absolute(_plain(source), Path.cwd())
+    if not str(source):
+        raise ConfigError(["the config file is an empty name; name a YAML file"])
     path = Path(source)
     try:
         loaded = parse(path.read_text("utf-8"))
@@ -112,17 +115,24 @@ def _read(source: Source | None) -> dict[str, Any]:
         raise ConfigError([f"{path}: no such config file"]) from None
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # before ValueError, which it is one of
         raise ConfigError([f"{path}: is not a text file; name the YAML file of the config"]) from None
+    except ValueError:
+        raise ConfigError([f"{str(path)!r}: cannot be the name of a file; name the YAML file of the config"]) from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
-        problem = hide(str(getattr(error, "problem", None) or error))
+        problem = hide(" ".join(str(getattr(error, "problem", None) or error).split()))
         raise ConfigError([f"{path}: not YAML{line} ({problem})"]) from None
     if loaded is None:
         raise ConfigError([f"{path}: is empty; a config needs at least model.path"])
     if not isinstance(loaded, dict):
         raise ConfigError([f"{path}: must hold keys and values at the top, not a {type(loaded).__name__}"])
+    if loaded and not loaded.keys() & JobConfig.model_fields.keys():
+        known = ", ".join(JobConfig.model_fields)
+        near = [name for key in loaded for name in difflib.get_close_matches(str(key), JobConfig.model_fields, n=1)]
+        hint = f"did you mean {near[0]}?" if near else "is this the file you meant?"
+        raise ConfigError([f"{path}: holds none of a config's keys ({known}); {hint}"])
     return _absolute(loaded, path.resolve().parent)
 
 

@@ -166,7 +166,7 @@ class Compute(Section):
     """Container image URI; default: the newest Neuron training image of the region."""
     role: str | None = None
     """Execution role: its ARN or its name; needed with target aws, but in SageMaker Studio, which has one."""
-    region: str | None = None
+    region: str | None = Field(None, pattern=r"^[a-z]{2,}(-[a-z]+)+-\d+$")
     """AWS region, such as us-west-2; default: that of the environment or profile, as boto3 finds it."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of the container. Never put a secret here."""

@@ -24,9 +24,12 @@ class _Loader(yaml.SafeLoader):
 
 def parse(text: str) -> Any:
     """The value of a YAML document. Raises `yaml.YAMLError`, with the place, for what is none."""
-    value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-    if _nested(value, ()):
-        raise yaml.YAMLError("an anchor holds an alias to itself")
+    try:
+        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        if _nested(value, ()):
+            raise yaml.YAMLError("an anchor holds an alias to itself")
+    except RecursionError:
+        raise yaml.YAMLError("its values are nested too deeply") from None
     return value
 
 

@@ -116,8 +116,21 @@ def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int, *, 
         refuse_others(*files_of(output))
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file; give a folder for the tokens.")
+    beside, created = output / f".{PREFIX}.partial", not output.exists()
     output.mkdir(parents=True, exist_ok=True)
-    beside = output / f".{PREFIX}.partial"
+    try:
+        return _import(source, output, beside, facts, seq_len)
+    finally:
+        for end in (".bin", ".idx"):
+            beside.with_name(beside.name + end).unlink(missing_ok=True)
+        if created and not any(output.iterdir()):
+            output.rmdir()
+
+
+def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq_len: int) -> Manifest:
+    """Write beside, then rename: the manifest, which makes it a dataset, comes last."""
     bin_path, idx_path = (beside.with_name(beside.name + end) for end in (".bin", ".idx"))
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
@@ -132,8 +145,6 @@ def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int, *, 
     data = IndexedDataset(beside)
     total = len(data.tokens)
     if total < seq_len + 1:
-        bin_path.unlink()
-        idx_path.unlink()
         raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
     ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][np.diff(data.document_index) > 0] - 1] - 1
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset

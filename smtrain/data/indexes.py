@@ -56,6 +56,8 @@ def split(prefix: Path, target: Path, shares: Sequence[float], *, overwrite: boo
     """
     if len(shares) < 2 or not all(0 < share < inf for share in shares):
         raise DataError(f"the shares {list(shares)} must be two or more positive numbers, as 0.98 0.01 0.01.")
+    if not target.name:
+        raise DataError(f"{target} is a folder; give the PREFIX of the files to write.")
     for number in range(len(shares)):
         _look_out(target.with_name(f"{target.name}_{number}"), overwrite)
     data = IndexedDataset(prefix)

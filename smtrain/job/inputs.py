@@ -13,6 +13,7 @@ from typing import Any
 
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
+from smtrain.config.local_data import local_data_faults
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.defaults import sagemaker_defaults, with_defaults
@@ -73,6 +74,8 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
     model_path = _materialised(config.model.path)
     described = _described(model_path) if isinstance(model_path, Path) else None
     if described is not None and (found := [text for _, text in shape_faults(config, described)]):
+        raise ConfigError(found)
+    if found := [text for _, text in local_data_faults(config, described)]:
         raise ConfigError(found)
     resolved = config.model_copy(
         update={

@@ -87,6 +87,8 @@ class Chain:
 
         Raises `JobError` where a stage that it reads from has not been done.
         """
+        if stage not in STAGES:
+            raise ConfigError([f"stage: got {stage!r}; it is one of {', '.join(STAGES)}"])
         inputs = self._inputs(stage)
         base = self.base_name(stage)
         # One call answers both questions about a train stage: done already, and does another one write.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
@@ -28,6 +28,10 @@ class Target:
 
     name: TargetName
     region: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(TargetName):
+            raise ConfigError([f"target: got {self.name!r}; it is local or aws"])
 
     @cached_property
     def session(self) -> boto3.Session:

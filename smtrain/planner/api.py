@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import exp
+from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,13 @@ def plan(
         >>> round(plan.memory_gib["available"])
         16
     """
+    limits = {"budget": budget, "deadline_hours": deadline_hours}
+    if faults := [
+        f"{key}: got {limit}; a number above 0 is needed"
+        for key, limit in limits.items()
+        if limit is not None and not 0 < limit < inf
+    ]:
+        raise ConfigError(faults)
     config, shape = resolve(source, model, set_, sections, target)
     known = Prices(prices or own_prices())
     work, _ = work_of(config, shape)
@@ -87,7 +94,15 @@ def plan(
     choices.sort(key=lambda way: _dollars(way[1]) if by_cost else way[1].train_hours)
     if best or machines or narrowed:
         if not choices:
-            raise ConfigError(["compute: no mesh of these machines fits the model, the budget and the deadline"])
+            given = " and ".join(
+                f"the {name}"
+                for name, limit in (("budget", budget), ("deadline", deadline_hours))
+                if limit is not None and found
+            )
+            within = f" within {given}" if given else ""
+            raise ConfigError(
+                [f"compute: no mesh of these machines trains the model{within}; take more or larger ones"]
+            )
         own, mesh = choices[0][0].machine, choices[0][0].mesh
         work, _ = work_of(config, shape, _engine(config, own))
     return _plan(config, work, own, mesh, choices, known)

@@ -61,8 +61,10 @@ class Prices:
 def _read(file: Path) -> dict[str, Any]:
     try:
         return parse(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError([f"{file}: prices cannot be read ({error})"]) from None
+    except OSError as error:
+        raise ConfigError([f"{file}: prices cannot be read ({error.strerror}); name a TOML file"]) from error
+    except ValueError as error:
+        raise ConfigError([f"{file}: prices cannot be read ({error}); it is to be TOML"]) from error
 
 
 @dataclass(frozen=True)

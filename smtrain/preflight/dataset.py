@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from smtrain.config import textfiles
 from smtrain.config.checks import shape_faults
+from smtrain.config.local_data import mismatches
 from smtrain.container import PREPARED_FORMAT
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.inputs import split_uri
@@ -75,29 +75,13 @@ def data(context: Context) -> Iterator[Finding]:
 
 
 def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
-    config = context.config
-    objective = manifest.get("objective", "pretrain")
-    if objective != config.train.objective:
-        yield f"the data was prepared for train.objective: {objective}, and it is {config.train.objective}"
-    if manifest.get("seq_len") != config.train.seq_len:
-        yield (
-            f"the data was prepared for sequences of {manifest.get('seq_len')}, and train.seq_len is "
-            f"{config.train.seq_len}"
-        )
-    if not manifest.get("samples"):
-        yield "the data has not one whole sample"
+    path = context.chain.given.model.path
     try:
-        described = described_in(context, context.chain.given.model.path)
+        described = described_in(context, path)
     except Unread:
         described = None
-    vocabulary = (described or {}).get("vocab_size")
-    if isinstance(vocabulary, int) and manifest.get("vocab_size", 0) > vocabulary:
-        yield f"the data has token ids up to {manifest['vocab_size'] - 1}, and the model's vocabulary is {vocabulary}"
-    tokenizer = Path(context.chain.given.model.path) / "tokenizer.json"
-    wanted = manifest.get("tokenizer_sha256")
-    here = "://" not in context.chain.given.model.path and tokenizer.is_file()
-    if here and wanted and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted:
-        yield "the data was prepared with another tokenizer than the model's"
+    tokenizer = Path(path) / "tokenizer.json" if "://" not in path else None
+    return mismatches(context.config, manifest, described, tokenizer)
 
 
 def described_in(context: Context, path: str) -> dict[str, Any] | None:

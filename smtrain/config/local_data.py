@@ -1,0 +1,112 @@
+"""Faults of text and prepared data on this machine, found from the files themselves before any of them is sent."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.config.checks_data import Fault
+from smtrain.config.schema import JobConfig
+from smtrain.config.textfiles import choose_in, compression, kind
+from smtrain.container import PREPARED_FORMAT
+
+_HEAD = 1 << 16
+
+
+def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> Iterator[Fault]:
+    """What is wrong with the local files that `data` names; `described` is the model's config.json, if it is here.
+
+    Raises OSError where a file may not be read.
+    """
+    if config.data.prepared is not None:
+        if "://" not in config.data.prepared:
+            yield from _prepared_faults(config, Path(config.data.prepared), described)
+        return
+    for source in config.data.all_sources:
+        if "://" not in source.path:
+            key = "data.sources" if config.data.sources else "data.path"
+            yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, source.path))
+
+
+def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
+    form = "auto" if config.data.format in ("alpaca", "messages") else config.data.format
+    path = Path(given)
+    remedy = "give one that does, or set data.format: text to read every file as one document"
+    if path.is_dir():
+        choice, _ = choose_in(path, form)
+        if not choice.read:
+            why = "; ".join(choice.sentences()) or "it is empty"
+            yield f"{path} holds no file of text that can be read ({why}); {remedy}"
+        files = [(path / name, known) for name, known in choice.read]
+    else:
+        found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(given, recursive=True))
+        files = [(file, form if form != "auto" else kind(file.name) or "text") for file in found if file.is_file()]
+        if not files:
+            yield f"no file matches {given}; correct the pattern"
+        elif not any(file.stat().st_size for file, _ in files):
+            yield f"{given} is empty; give a file with text"
+    binary = [
+        file for file, known in files if known in ("jsonl", "text") and not compression(file.name) and _binary(file)
+    ]
+    if binary and (config.data.max_bad == 0 or len(binary) == len(files)):
+        more = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
+        yield f"{binary[0]}{more} is not text in UTF-8; take it away, or convert it"
+
+
+def _binary(file: Path) -> bool:
+    """Whether its beginning is no UTF-8, or has a byte that no text has."""
+    with file.open("rb") as opened:
+        head = opened.read(_HEAD)
+    if b"\0" in head:
+        return True
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return not (len(head) == _HEAD and error.start > len(head) - 4)  # a character that the cut went through
+    return False
+
+
+def _prepared_faults(config: JobConfig, folder: Path, described: dict[str, Any] | None) -> Iterator[Fault]:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict) or manifest.get("format_version") != PREPARED_FORMAT:
+        yield {"data.prepared"}, f"data.prepared: {folder} is not a dataset that this smtrain reads; prepare it again"
+        return
+    tokenizer = Path(config.model.path) / "tokenizer.json" if "://" not in config.model.path else None
+    for fault in mismatches(config, manifest, described, tokenizer):
+        yield {"data.prepared"}, f"data.prepared: {folder}: {fault}; prepare the text again"
+    files = manifest.get("files")
+    for name, row in files.items() if isinstance(files, dict) else ():
+        file = folder / name
+        size = file.stat().st_size if file.is_file() else "no"
+        if size != row.get("bytes"):
+            yield {"data.prepared"}, f"data.prepared: {file} has {size} bytes, not {row.get('bytes')}; copy it again"
+
+
+def mismatches(
+    config: JobConfig, manifest: dict[str, Any], described: dict[str, Any] | None, tokenizer: Path | None
+) -> Iterator[str]:
+    """Where a prepared dataset was made for another config, model or tokenizer."""
+    objective = manifest.get("objective", "pretrain")
+    if objective != config.train.objective:
+        yield f"the data was prepared for train.objective: {objective}, and it is {config.train.objective}"
+    if manifest.get("seq_len") != config.train.seq_len:
+        yield (
+            f"the data was prepared for sequences of {manifest.get('seq_len')}, and train.seq_len is "
+            f"{config.train.seq_len}"
+        )
+    if not manifest.get("samples"):
+        yield "the data has not one whole sample"
+    vocabulary = (described or {}).get("vocab_size")
+    if isinstance(vocabulary, int) and manifest.get("vocab_size", 0) > vocabulary:
+        yield f"the data has token ids up to {manifest['vocab_size'] - 1}, and the model's vocabulary is {vocabulary}"
+    wanted = manifest.get("tokenizer_sha256")
+    here = tokenizer is not None and tokenizer.is_file()
+    if tokenizer and here and wanted and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted:
+        yield "the data was prepared with another tokenizer than the model's"

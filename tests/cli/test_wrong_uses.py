@@ -1,0 +1,193 @@
+"""Every wrong use is one sentence a fault, status 2, at once: nothing is written, and nothing of Python is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain import SmtrainError, cli
+from smtrain.iam import policies
+from tests.cli.wrong_uses import Use, uses, world
+from tests.conftest import LLAMA
+
+RAW: dict[str, Any] = {
+    "name": "tiny",
+    "model": {"path": "model"},
+    "data": {"path": "text"},
+    "parallel": {"tp": 2, "pp": 2},
+    "train": {"steps": 4, "global_batch_size": 4, "seq_len": 32, "precision": "fp32"},
+    "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+}
+FINDINGS = "check"  # tells faults on stdout, as findings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, local_home: Path) -> Iterator[Path]:
+    """The working directory of the wrong uses."""
+    from smtrain.demo.inputs import save_tokenizer
+
+    root = tmp_path_factory.mktemp("wrong")
+    (root / "model").mkdir()
+    (root / "model/config.json").write_text(json.dumps(LLAMA))
+    (root / "model/tokenizer.json").write_text("{}")
+    (root / "model/model.safetensors").write_bytes(b"")
+    (root / "text").mkdir()
+    (root / "text/a.jsonl").write_text('{"text": "hello world"}\n')
+    save_tokenizer(["hello world, this is text"] * 20, root / "tokenizer", vocabulary=300, end="<end>")
+    world(root, RAW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("COLUMNS", "80")
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield root
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int]]:
+    """Name, size and time of everything below."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def called(use: Use, patch: pytest.MonkeyPatch) -> tuple[object, str, str]:
+    """Status, stdout and stderr of a call in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    patch.setattr(sys, "argv", ["smtrain", *use.words])
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as left:
+            return left.code, out.getvalue(), err.getvalue()
+        except BaseException:
+            return "a traceback", out.getvalue(), traceback.format_exc()
+    return None, out.getvalue(), err.getvalue()
+
+
+def wrong(use: Use, status: object, out: str, err: str) -> str:
+    """What is wrong with an answer; empty if nothing is."""
+    lines = [line for line in err.splitlines() if not line.startswith("prepare: ")]
+    told = lines if use.words[:1] != (FINDINGS,) or lines else out.splitlines()
+    if status != 2:
+        return f"status {status}"
+    if not told or not all(line.startswith("smtrain") for line in lines):
+        return "no sentence"
+    if len(set(told)) != len(told):
+        return "says it twice"
+    if any(word in out + err for word in ("Traceback", 'File "', "<class", "Value error", "Errno")):
+        return "shows Python"
+    if out and use.words[:1] != (FINDINGS,):
+        return "prints"
+    return "" if use.said in err else f"does not say {use.said}"
+
+
+def test_every_wrong_use_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = uses()
+    print(len(cases), "wrong uses")
+    assert len(cases) >= 250
+    before, failures = tree(folder), []
+    for use in cases:
+        status, out, err = called(use, monkeypatch)
+        why = wrong(use, status, out, err)
+        if (after := tree(folder)) != before:
+            why, before = f"{why} writes {sorted(after.keys() ^ before.keys())}", after
+        if why:
+            failures.append(f"smtrain {use.label}: {why}\n{out[:300]}{err[-600:]}")
+    assert not failures, f"{len(failures)} of {len(cases)}:\n" + "\n".join(failures)
+
+
+API: dict[str, Callable[[], object]] = {
+    "load a missing file": lambda: smtrain.load_config("nowhere.yaml"),
+    "load a folder": lambda: smtrain.load_config(Path("text")),
+    "load an empty name": lambda: smtrain.load_config(""),
+    "load an unknown section": lambda: smtrain.load_config("run.yaml", trian={"steps": 1}),
+    "load a section of another kind": lambda: smtrain.load_config("run.yaml", train=3),
+    "load an infinity": lambda: smtrain.load_config("run.yaml", train={"lr": math.inf}),
+    "load below a file": lambda: smtrain.load_config("run.yaml/x"),
+    "load a name with a zero": lambda: smtrain.load_config("a\0b"),
+    "load a long name": lambda: smtrain.load_config("x" * 5000),
+    "plan nothing": lambda: smtrain.plan(),
+    "plan a negative budget": lambda: smtrain.plan("run.yaml", budget=-1),
+    "plan no number": lambda: smtrain.plan("run.yaml", deadline_hours=math.nan),
+    "plan no such machine": lambda: smtrain.plan("run.yaml", machines=[("ml.no.such", 1)]),
+    "plan prices that are none": lambda: smtrain.plan("run.yaml", prices="run.yaml"),
+    "plan prices that are not there": lambda: smtrain.plan("run.yaml", prices="nowhere.toml"),
+    "plan prices in a folder": lambda: smtrain.plan("run.yaml", prices="text"),
+    "request no such stage": lambda: smtrain.request("run.yaml", stage="nap"),  # type: ignore[arg-type]
+    "request no such target": lambda: smtrain.request("run.yaml", target="moon"),  # type: ignore[arg-type]
+    "launch no such stage": lambda: smtrain.launch("run.yaml", stage="nap"),  # type: ignore[arg-type]
+    "launch no such target": lambda: smtrain.launch("run.yaml", target="moon"),  # type: ignore[arg-type]
+    "launch binary text": lambda: smtrain.launch("run.yaml", stage="prepare", data={"path": "pictures"}),
+    "run no such target": lambda: smtrain.run("run.yaml", target="moon"),  # type: ignore[arg-type]
+    "run empty text": lambda: smtrain.run("run.yaml", data={"path": "empty.jsonl"}),
+    "run text that nothing reads": lambda: smtrain.run("run.yaml", data={"path": "mixed"}),
+    "run without credentials": lambda: smtrain.run("run.yaml", target="aws", compute={"region": "us-east-1"}),
+    "request without a region": lambda: smtrain.request("run.yaml", target="aws"),
+    "check no such stage": lambda: smtrain.check("run.yaml", stage="nap"),  # type: ignore[arg-type]
+    "policies of a missing file": lambda: policies("nowhere.yaml"),
+    "policies without credentials": lambda: policies("run.yaml", target="aws", compute={"region": "us-east-1"}),
+    "a job without a name": lambda: smtrain.Job(""),
+    "a job of another target": lambda: smtrain.Job("job", "moon"),  # type: ignore[arg-type]
+    "a job that is not there": lambda: smtrain.Job("no-such-job").describe(),
+    "its lines": lambda: smtrain.Job("no-such-job").lines(),
+    "its checkpoints": lambda: smtrain.Job("no-such-job").checkpoints,
+    "its output": lambda: smtrain.Job("no-such-job").output,
+    "its events": lambda: list(smtrain.Job("no-such-job").events()),
+    "its events by a wrong pattern": lambda: list(smtrain.Job("no-such-job").events(grep="(")),
+    "its download": lambda: smtrain.Job("no-such-job").download("to"),
+    "its stop": lambda: smtrain.Job("no-such-job").stop(),
+    "its cost": lambda: smtrain.Job("no-such-job").cost(),
+    "its explanation": lambda: smtrain.Job("no-such-job").explain(),
+    "a job on AWS without credentials": lambda: smtrain.Job("job", "aws").describe(),
+    "convert nothing": lambda: smtrain.convert("nowhere", "to"),
+    "convert to nothing": lambda: smtrain.convert("model", ""),
+    "convert to another kind": lambda: smtrain.convert("model", "to", to="gguf"),  # type: ignore[arg-type]
+    "convert below a file": lambda: smtrain.convert("model", "run.yaml/to"),
+}
+
+
+def test_the_python_api_raises_its_own_errors(folder: Path) -> None:
+    before, failures = tree(folder), []
+    for name, call in API.items():
+        try:
+            call()
+        except SmtrainError as error:
+            if not str(error) or "Errno" in str(error):
+                failures.append(f"{name}: {error}")
+        except BaseException:
+            failures.append(f"{name}: {traceback.format_exc()[-700:]}")
+        else:
+            failures.append(f"{name}: nothing raised")
+        if (after := tree(folder)) != before:
+            before = after
+            failures.append(f"{name}: writes")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["status", ""], "cannot be the name of a job"),
+        (["plan", "deep.yaml"], "nested too deeply"),
+        (["download", "no-such-job", ""], "FOLDER is an empty name"),
+        (["convert", "nowhere", "to", "--to", "nxd"], "nowhere does not exist"),
+    ],
+)
+def test_as_a_process(folder: Path, words: list[str], said: str) -> None:
+    command = [sys.executable, "-c", "from smtrain.cli import main; main()", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
