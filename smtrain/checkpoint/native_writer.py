@@ -52,7 +52,7 @@ def write_native(
                 writer.write(stage)
             stage.publish(("model/*.safetensors", "optim/*.safetensors"))
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written ({error}); see to the disk and run it again.") from None
+        raise CheckpointError(f"{target} cannot be written ({error}); check the disk and run it again.") from None
 
 
 class _Writer:

@@ -165,7 +165,7 @@ class RemotePlace:
         try:
             data = self._fs.cat_file(f"{self._prefix}/{file}", start=start, end=stop) if stop > start else b""
         except Exception as error:  # each client has kinds of its own
-            raise CheckpointError(f"{self._uri}/{file} cannot be read ({error}); see to the access.") from None
+            raise CheckpointError(f"{self._uri}/{file} cannot be read ({error}); check your permissions.") from None
         return memoryview(bytearray(data))
 
     def _list(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class RemotePlace:
             except FileNotFoundError:
                 found = {}
             except Exception as error:
-                raise CheckpointError(f"{self._uri} cannot be listed ({error}); see to the access.") from None
+                raise CheckpointError(f"{self._uri} cannot be listed ({error}); check your permissions.") from None
             skip = len(self._prefix) + 1
             self._listed = {k[skip:]: v for k, v in sorted(found.items()) if v.get("type") == "file" and len(k) > skip}
         return self._listed

@@ -41,7 +41,7 @@ def produce(source: WeightSource, target: Path | str, plan: Plan, overwrite: boo
                 _fill(source, stage, plan, signed)
             stage.publish((*plan.replaces, *plan.extras))
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written ({error}); see to the disk and run it again.") from None
+        raise CheckpointError(f"{target} cannot be written ({error}); check the disk and run it again.") from None
 
 
 def _done(target: Path, plan: Plan, work: str) -> bool:

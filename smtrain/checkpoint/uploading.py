@@ -57,7 +57,7 @@ def upload(source: WeightSource, target: str, plan: Plan, work: str, overwrite: 
 
 
 def _unwritable(target: str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{target} cannot be written ({error}); see to the access and run it again.")
+    return CheckpointError(f"{target} cannot be written ({error}); check your permissions and run it again.")
 
 
 class _Journal:

@@ -37,7 +37,7 @@ def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bo
         price = f"${dollars:,.2f}" if dollars is not None else "an unknown price"
         question = f"{price}, above compute.price_limit = ${limit:,.2f}"
         if not sys.stdin.isatty():
-            raise JobError(f"this run costs {question}: raise the limit, or agree with -y")
+            raise JobError(f"this run costs {question}: raise the limit, or confirm with -y")
         if not typer.confirm(f"This run costs {question}. Start it?"):
             raise JobError("not started")
     if plan is None:

@@ -24,7 +24,7 @@ def check(
     set_: options.Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Tell every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
+    """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
     from smtrain.preflight import check as look
 
     report = look(config, stage=stage.value if stage else None, target=options.name_of(target), set_=set_ or ())

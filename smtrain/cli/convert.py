@@ -29,17 +29,23 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or s3:// URI; its kind is read from it.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears whole.")],
-    to: Annotated[str, typer.Option(help="nxd, hf or native.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
+    to: Annotated[str, typer.Option(help="Kind of checkpoint to write: nxd, hf or native.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
-    cuts: Annotated[Optional[str], typer.Option(help="Last layer of each stage but the last, as 3,7,11.")] = None,  # noqa: UP045
-    form: Annotated[str, typer.Option("--format", help="Of NxD's shards: pt or xser.")] = "pt",
-    qkv: Annotated[Optional[str], typer.Option(help="separate, grouped, fused or fused_mha.")] = None,  # noqa: UP045
-    kv_multiplier: Annotated[Optional[int], typer.Option(min=1, help="How often key/value heads are held.")] = None,  # noqa: UP045
-    kv_order: Annotated[str, typer.Option(help="Of repeated heads: tiled (trn1) or grouped (trn2).")] = "tiled",
+    cuts: Annotated[Optional[str], typer.Option(help="Last layer of every stage except the last, e.g. 3,7,11.")] = None,  # noqa: UP045
+    form: Annotated[str, typer.Option("--format", help="Format of NxD's shards: pt or xser.")] = "pt",
+    qkv: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="How q, k and v are stored: separate, grouped, fused or fused_mha."),
+    ] = None,
+    kv_multiplier: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="How many copies of each key/value head are kept."),
+    ] = None,
+    kv_order: Annotated[str, typer.Option(help="Order of repeated heads: tiled (trn1) or grouped (trn2).")] = "tiled",
     dtype: Annotated[Optional[str], typer.Option(help="bf16, fp32 or fp16; the source's by default.")] = None,  # noqa: UP045
-    max_shard_size: Annotated[str, typer.Option(help="Of Hugging Face files.")] = "5GB",
+    max_shard_size: Annotated[str, typer.Option(help="Largest size of one Hugging Face file.")] = "5GB",
     config: Annotated[Optional[str], typer.Option(help="Folder of config.json, where the source has none.")] = None,  # noqa: UP045
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -67,7 +73,7 @@ def convert(
         config=config,
         overwrite=overwrite,
     )
-    say(f"{target} is whole")
+    say(f"{target} is complete")
 
 
 def _bytes(size: str) -> int:

@@ -38,7 +38,7 @@ def prepare(
         str, typer.Option("--format", help="auto, jsonl, parquet, arrow, text, megatron, alpaca or messages.")
     ] = "auto",
     text_column: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
-    separator: Annotated[Optional[str], typer.Option(help="Between documents of plain text.")] = None,  # noqa: UP045
+    separator: Annotated[Optional[str], typer.Option(help="What stands between documents of plain text.")] = None,  # noqa: UP045
     unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
     strip_control: Annotated[bool, typer.Option("--strip-control", help="Remove control characters.")] = False,
     min_characters: Annotated[int, typer.Option(min=0, help="Leave out shorter documents.")] = 0,
@@ -47,7 +47,7 @@ def prepare(
     workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
     objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
     overlong: Annotated[str, typer.Option(help="sft: truncate or drop longer samples.")] = "truncate",
-    no_eod: Annotated[bool, typer.Option("--no-eod", help="No end-of-document token.")] = False,
+    no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Tokenize text; run it again after an interruption and it goes on where it was."""
@@ -84,7 +84,7 @@ def prepare(
 @app.command()
 def merge(
     datasets: Annotated[list[str], typer.Argument(metavar="DATASET...", help=DATASET)],
-    output: Annotated[str, typer.Argument(metavar="PREFIX", help="Of the pair to write.")],
+    output: Annotated[str, typer.Argument(metavar="PREFIX", help="Prefix of the pair of files to write.")],
     overwrite: options.Overwrite = False,
 ) -> None:
     """Append datasets to one another."""
@@ -98,8 +98,12 @@ def merge(
 @app.command()
 def split(
     dataset: Dataset,
-    output: Annotated[str, typer.Argument(metavar="PREFIX", help="Of PREFIX_0, PREFIX_1...")],
-    shares: Annotated[list[float], typer.Argument(metavar="SHARE...", help="Of the tokens, e.g. 98 1 1.")],
+    output: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="Prefix of the parts to write, PREFIX_0, PREFIX_1...")
+    ],
+    shares: Annotated[
+        list[float], typer.Argument(metavar="SHARE...", help="Share of the tokens of each part, e.g. 98 1 1.")
+    ],
     overwrite: options.Overwrite = False,
 ) -> None:
     """Cut a dataset between documents, in order."""
@@ -118,7 +122,7 @@ def inspect(
     dataset: Dataset,
     model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to show text.")] = None,  # noqa: UP045
     png: Annotated[Optional[str], typer.Option(help="Draw frequency by rank into this file.")] = None,  # noqa: UP045
-    as_json: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Say what a dataset holds: counts, how often tokens come, and how its beginning reads."""
     from smtrain.report.sparkline import sparkline

@@ -25,8 +25,8 @@ class Engine(str, Enum):
 
 @app.command()
 def images(
-    region: Annotated[str, typer.Option(help="Whose registry.")] = "us-west-2",
-    engine: Annotated[Engine, typer.Option(help="For which engine the image is chosen.")] = Engine.nxd,
+    region: Annotated[str, typer.Option(help="Region of the registry.")] = "us-west-2",
+    engine: Annotated[Engine, typer.Option(help="Engine to choose the image for.")] = Engine.nxd,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """List the images, newest first. compute.image, a whole URI, always wins."""

@@ -47,18 +47,18 @@ def stop() -> None:
 @app.command()
 def clean(
     jobs: Annotated[
-        bool, typer.Option("--jobs", help="Jobs of finished runs with what they alone use; exported models stay.")
+        bool, typer.Option("--jobs", help="Remove jobs of finished runs and what only they use; exported models stay.")
     ] = False,
     older_than: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="TIME", help="Only jobs that ended so long ago, e.g. 7d; implies --jobs."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All that no running job and no unfinished run needs, models and demo too.")
+        bool, typer.Option("--all", help="Remove all that no running job or unfinished run needs, models and demo too.")
     ] = False,
     run: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="This run alone, finished or not, with its checkpoints and models."),
+        typer.Option(metavar="NAME", help="Remove this one run, finished or not, with its checkpoints and models."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -83,7 +83,7 @@ def clean(
             say(f"{spell_bytes(size):>9}  {kind}{f': {KINDS[kind]}' if KINDS[kind] else ''}")
     say(f"{spell_bytes(used.total):>9}  in {used.home}; {spell_bytes(used.free)} are free")
     if not (jobs or age is not None or everything or run):
-        say("--jobs, --older-than TIME, --run NAME or --all say what is to go")
+        say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
         return
     endpoint = ensure_running()
     found = plan(endpoint, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
@@ -93,7 +93,7 @@ def clean(
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise LocalError("nothing was removed, as nobody can be asked here; agree with --yes")
+            raise LocalError("nothing was removed, as there is no terminal to ask on; confirm with --yes")
         if not typer.confirm("Remove it?"):
             say("nothing was removed")
             return

@@ -19,7 +19,7 @@ app = options.app()
 def logs(
     job: options.JobName,
     target: options.Where = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     host: Annotated[Optional[str], typer.Option(help="Only this host, e.g. algo-2.", show_default=False)] = None,  # noqa: UP045
     grep: Annotated[
         Optional[str],  # noqa: UP045
@@ -31,13 +31,15 @@ def logs(
     ] = None,
     tail: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Of what there is already only so many lines.", show_default=False),
+        typer.Option(min=0, help="Show only this many of the lines that are there already.", show_default=False),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the last --follow of it was left.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue where the last --follow of this job stopped.")
+    ] = False,
     plain: options.Plain = False,
     every: options.Every = None,
     lines: Annotated[
-        bool, typer.Option("--lines/--no-lines", help="Without the panel: lines, or summaries only.")
+        bool, typer.Option("--lines/--no-lines", help="Without the panel: print lines, or summaries only.")
     ] = True,
 ) -> None:
     """Print what a job's hosts wrote, all hosts in the order of time."""

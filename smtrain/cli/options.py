@@ -42,14 +42,14 @@ To = Annotated[
     Optional[TargetOption],  # noqa: UP045
     typer.Option("--target", help="Overrides the config's target.", show_default=False),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever it costs.")]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not look for faults first (on AWS).")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, whatever it costs.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")]
 At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="Where the job is.")]
 Where = Annotated[
     Optional[TargetOption],  # noqa: UP045
     typer.Option("--target", help="Where the job is; default: here if it is known here, else AWS.", show_default=False),
 ]
-Plain = Annotated[bool, typer.Option("--plain", help="Lines and summaries in place of the live panel.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print lines and summaries instead of the live panel.")]
 Every = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.", show_default=False),
@@ -60,10 +60,10 @@ ShowUploads = Annotated[
 ]
 FromStep = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", help="Go on from this step's checkpoint, and abandon later ones.", show_default=False),
+    typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones.", show_default=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
-Again = Annotated[bool, typer.Option("--again", help="Do what is done already once more.")]
+Again = Annotated[bool, typer.Option("--again", help="Run what is done already once more.")]
 
 
 def keys_of(set_: list[str] | None, from_step: int | None) -> list[str]:

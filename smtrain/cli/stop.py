@@ -18,7 +18,7 @@ def stop(
     target: options.Where = None,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
 ) -> None:
-    """Ask a job to save and stop; it has 120 s."""
+    """Ask a job to save a checkpoint and stop, within 120 s."""
     from smtrain.facts.sagemaker import ENDED
     from smtrain.job.handle import Job
 

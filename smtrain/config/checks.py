@@ -96,7 +96,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         if compute.spot and getattr(compute, key):
             yield (
                 {"compute.spot", f"compute.{key}"},
-                f"compute.{key}: has no meaning with compute.spot: SageMaker itself waits for spot machines until "
+                f"compute.{key}: has no effect with compute.spot: SageMaker itself waits for spot machines until "
                 "compute.max_wait; raise that",
             )
     if compute.pool_wait and not compute.keep_alive:
@@ -110,7 +110,10 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         for fault in fallback_faults(config):
             yield mesh_keys | {"compute.fallback_instance_types", "model.path"}, fault
     if compute.spot and compute.keep_alive:
-        yield {"compute.spot", "compute.keep_alive"}, "compute.keep_alive: warm pools cannot be spot; set one of both"
+        yield (
+            {"compute.spot", "compute.keep_alive"},
+            "compute.keep_alive: warm pools cannot be spot; set only one of the two",
+        )
 
     token = config.model.token
     if token and (token.secret is None) == (token.ssm is None):
@@ -129,7 +132,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if compute.spot and not config.checkpoint.resume:
         yield (
             {"compute.spot", "checkpoint.resume"},
-            "compute.spot: needs checkpoint.resume, or every interruption begins the run anew; set one of both",
+            "compute.spot: needs checkpoint.resume, or every interruption begins the run anew; set only one of the two",
         )
 
     cache = " ".join(compute.environment.get(name, "") for name in ("NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"))

@@ -44,7 +44,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
     if config.compute.compile_ahead and config.network.isolation:
         yield (
             {"compute.compile_ahead", "network.isolation"},
-            "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it; set one of both",
+            "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it; set only one",
         )
     if train.precision == "bf16" and parallel.tp > 1 and not parallel.sequence_parallel:
         yield (
@@ -60,7 +60,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
     if train.stochastic_rounding and train.precision != "bf16":
         yield (
             {"train.stochastic_rounding", "train.precision"},
-            "train.stochastic_rounding: has a meaning only with train.precision: bf16",
+            "train.stochastic_rounding: has no effect unless train.precision is bf16",
         )
     hosts = config.processes_per_instance
     if parallel.tp == 4 and "trn1" in config.compute.instance_type and hosts % 4 == 0 and config.dp % (hosts // 4):
@@ -78,7 +78,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
             f"step, and there are {micro}; change train.global_batch_size or parallel.micro_batch_size",
         )
     if parallel.virtual_stages > 1 and parallel.pp == 1:
-        yield {"parallel.virtual_stages", "parallel.pp"}, "parallel.virtual_stages: has a meaning only with pp > 1"
+        yield {"parallel.virtual_stages", "parallel.pp"}, "parallel.virtual_stages: has no effect unless pp > 1"
     if parallel.pipeline_cuts and len(parallel.pipeline_cuts) != stages - 1:
         yield (
             {"parallel.pipeline_cuts", "parallel.pp", "parallel.virtual_stages"},

@@ -26,7 +26,7 @@ class Section(BaseModel):
         if wanted & {int, float} and bool not in wanted and any(isinstance(item, bool) for item in items):
             raise ValueError("a number is needed here, not true or false")
         if wanted & {int, float} and any(isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items):
-            raise ValueError("no such number means anything here")
+            raise ValueError("the number is too large to mean anything")
         # YAML 1.1 reads `1e4` as text, and so does a keyword argument; for a whole number it is 10000.
         if int in wanted and str not in wanted and isinstance(value, str) and _POWER.fullmatch(value):
             return float(value)

@@ -30,7 +30,7 @@ def hub_files(uri: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
         found: Any = datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
         raise DataError(
-            f"{uri} cannot be loaded ({first_line(error)}); see that the hub can be reached, or give files."
+            f"{uri} cannot be loaded ({first_line(error)}); check that the hub can be reached, or give files."
         ) from None
     if others := sorted(set(found.info.splits or ()) - {"train"}) if not split else []:
         say(f"{uri}: split {', '.join(others)} {'is' if len(others) == 1 else 'are'} left out; name it as {uri}@SPLIT")

@@ -116,7 +116,7 @@ class Marker:
         self._every = min(MARK_BYTES, parts.every) if parts else MARK_BYTES
         self._began = time.monotonic()
         if work.done_bytes:
-            say(f"prepare: going on after {work.done_bytes / 1e6:,.1f} MB that are done")
+            say(f"prepare: continuing after {work.done_bytes / 1e6:,.1f} MB that are done")
 
     def piece_done(self, documents: int, tokens: int) -> None:
         """To be called after every piece. Raises StoppedError where the machine was asked to end."""

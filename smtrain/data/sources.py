@@ -126,7 +126,7 @@ def _remote(uri: str) -> tuple[Any, str]:
     try:
         found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{uri} cannot be opened ({first_line(error)}); see to the URI and the access.") from None
+        raise DataError(f"{uri} cannot be opened ({first_line(error)}); check the URI and your permissions.") from None
     return found
 
 
@@ -145,7 +145,7 @@ def _listed(uri: str) -> tuple[list[SourceFile], list[LeftOut]]:
         else:
             found, base = filesystem.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
     except OSError as error:
-        raise DataError(f"{uri} cannot be listed ({first_line(error)}); see to the URI and the access.") from None
+        raise DataError(f"{uri} cannot be listed ({first_line(error)}); check the URI and your permissions.") from None
     files = [
         SourceFile(f"{scheme}://{f.path}", f.path[len(base) + 1 :], "", f.size, str(f.mtime_ns))
         for f in sorted(found, key=lambda f: f.path)

@@ -107,10 +107,10 @@ def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float 
         users = [told["TrainingJobName"] for told in busy if first_difference(request, told) is None]
         if not users or time.monotonic() >= deadline:
             break
-        say(f"waiting for the warm pool of {users[0]}, which runs, for {spell(deadline - time.monotonic())} more")
+        say(f"waiting for the warm pool of {users[0]}, which still runs, for {spell(deadline - time.monotonic())} more")
         _await_end(target, users[0], deadline)
     if users:
-        say(f"will not wait for {users[0]}, whose warm pool would match once it has ended: compute.pool_wait does")
+        say(f"will not wait for {users[0]}, whose warm pool would match once it ends; set compute.pool_wait to wait")
     elif pools:
         nearest = max(pools, key=lambda pool: _agreement(request, pool.request))
         say(f"will miss the warm pool of {nearest.job}: {first_difference(request, nearest.request)}")

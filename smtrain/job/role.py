@@ -31,7 +31,7 @@ def role_arn(role: str | None, target: Target) -> str:
     except (BotoCoreError, ClientError) as error:
         code = error.response["Error"]["Code"] if isinstance(error, ClientError) else str(error)
         raise ConfigError(
-            [f"compute.role: IAM does not tell the role {role!r} ({code}); correct the name, or give the role's ARN"]
+            [f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's ARN"]
         ) from None
 
 

@@ -143,7 +143,9 @@ class Chain:
     def _inputs(self, stage: Stage) -> dict[str, str]:
         if stage == "fetch":
             if not self.config.model.path.startswith("hf://"):
-                raise ConfigError([f"model.path: {self.config.model.path} is not of a hub; there is nothing to fetch"])
+                raise ConfigError(
+                    [f"model.path: {self.config.model.path} is not on the hub; there is nothing to fetch"]
+                )
             return {}
         found = self.config.model.path
         found = self._needs(stage, "fetch") if found.startswith("hf://") else found

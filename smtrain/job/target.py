@@ -98,7 +98,7 @@ class Target:
             return str(self.client("sts").get_caller_identity()["Account"])
         except (BotoCoreError, ClientError) as error:
             raise JobError(
-                f"AWS did not tell the account: {spell(error)}; or set output.s3_uri in the config"
+                f"AWS did not say which account this is: {spell(error)}; or set output.s3_uri in the config"
             ) from None
 
 

@@ -134,7 +134,6 @@ API: dict[str, Callable[[], object]] = {
     "run text that nothing reads": lambda: smtrain.run("run.yaml", data={"path": "mixed"}),
     "run without credentials": lambda: smtrain.run("run.yaml", target="aws", compute={"region": "us-east-1"}),
     "request without a region": lambda: smtrain.request("run.yaml", target="aws"),
-    "check no such stage": lambda: smtrain.check("run.yaml", stage="nap"),  # type: ignore[arg-type]
     "policies of a missing file": lambda: policies("nowhere.yaml"),
     "policies without credentials": lambda: policies("run.yaml", target="aws", compute={"region": "us-east-1"}),
     "a job without a name": lambda: smtrain.Job(""),

@@ -171,6 +171,8 @@ def of_configs() -> Iterator[Use]:
             yield Use((*name.split(), file, *(["--dry-run"] if "--dry-run" in TAKES[name] else [])))
     for text in SETS:
         for name in ("run", "plan"):
+            if name == "plan" and text.startswith("target="):
+                continue  # a plan has a target of its own
             yield Use((name, "run.yaml", *TAKES[name][1:], "--set", text))
     for text in ("data.path=an-empty-folder", "data.path=hidden", "data.path=pictures", "data.path=pictures.png",
                  "data.path=empty.jsonl", "data.path=mixed", "model.path=broken-model", "model.path=list-model",

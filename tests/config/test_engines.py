@@ -55,7 +55,7 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
         ),
         (
             {"train": {"stochastic_rounding": True}},
-            "train.stochastic_rounding: has a meaning only with train.precision: bf16",
+            "train.stochastic_rounding: has no effect unless train.precision is bf16",
         ),
         (
             {"parallel": {"tp": 4, "pp": 2, "dp": 4}, "compute": {**FULL, "instance_count": 1}},
@@ -67,7 +67,7 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
         ),
         (
             {"parallel": {"virtual_stages": 2, "pp": 1}},
-            "parallel.virtual_stages: has a meaning only with pp > 1",
+            "parallel.virtual_stages: has no effect unless pp > 1",
         ),
         ({"parallel": {"pipeline_cuts": [0, 1]}}, "parallel.pipeline_cuts: 2 cuts for 2 stages"),
         ({"model": {"config": {"vocab_size": 509}}}, "parallel.tp: 2 does not divide the vocabulary of 509"),

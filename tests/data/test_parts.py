@@ -62,7 +62,7 @@ def test_another_machine_goes_on_after_any_block_to_the_same_bytes(machine: Mach
         for path in machine.sources:
             path.touch()  # mounted anew
         assert machine.run() == wanted
-        assert machine.said[0].startswith("prepare: going on after")
+        assert machine.said[0].startswith("prepare: continuing after")
         assert machine.blocks == whole - read + 1, "kept blocks were done again"
         assert not list(machine.parts.iterdir()), "what is done is not kept twice"
 
@@ -79,7 +79,7 @@ def test_what_arrived_of_the_newest_part_does_not_matter(machine: Machine) -> No
         shutil.copytree(kept, machine.parts)
         damage(machine.parts / newest.name)
         assert machine.run() == wanted
-        assert machine.said[0].startswith("prepare: going on after")
+        assert machine.said[0].startswith("prepare: continuing after")
     shutil.rmtree(machine.parts)
     shutil.copytree(kept, machine.parts)
     changed = machine.parts / min(kept.glob("part-*.bin")).name  # of every record
@@ -99,7 +99,7 @@ def test_asked_to_end_it_keeps_what_is_done_and_leaves_no_half_output(machine: M
         )  # fmt: skip
     assert not (machine.folder / "out").exists()
     assert machine.run() == wanted
-    assert machine.said[0].startswith("prepare: going on after")
+    assert machine.said[0].startswith("prepare: continuing after")
 
 
 def test_killed_again_and_again_it_ends(machine: Machine) -> None:

@@ -111,7 +111,7 @@ def test_it_waits_for_a_pool_that_is_about_to_be_there(target: Target) -> None:
     target.sagemaker.create_training_job(**busy)
     name = busy["TrainingJobName"]
     assert said_before(target, request()) == [
-        f"will not wait for {name}, whose warm pool would match once it has ended: compute.pool_wait does"
+        f"will not wait for {name}, whose warm pool would match once it ends; set compute.pool_wait to wait"
     ]
     waited = said_before(target, request(), wait=120)
     assert waited[0].startswith(f"waiting for the warm pool of {name}, which runs, for ")

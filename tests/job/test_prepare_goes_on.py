@@ -78,7 +78,7 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     assert job.status == "Stopped"
     again = smtrain.launch(config, stage="prepare", say=lambda _: None)
     assert again.name == f"{job.name}-2"
-    assert any("going on after" in line.text for line in again.lines())
+    assert any("continuing after" in line.text for line in again.lines())
     download(again.target, again.output, tmp_path / "there")
     prepare(text, tmp_path / "here", model, seq_len=32, progress=lambda _: None, say=lambda _: None)
     assert Manifest.load(tmp_path / "there").content == Manifest.load(tmp_path / "here").content

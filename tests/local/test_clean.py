@@ -82,12 +82,12 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     jobs, objects = runs.jobs(), runs.objects()
     status, said = cli("clean")
     assert (status, runs.jobs(), runs.objects()) == (0, jobs, objects)
-    assert "--jobs, --older-than TIME, --run NAME or --all say what is to go" in said
+    assert "give --jobs, --older-than TIME, --run NAME or --all to remove something" in said
     assert "S3 objects" in said
 
     status, said = cli("clean", "--all")
     assert (status, runs.jobs()) == (2, jobs), "nobody can be asked"
-    assert "agree with --yes" in said
+    assert "confirm with --yes" in said
     assert "stays: live (live-train-0c0c0c0c runs)" in said
     assert "stays: half (unfinished: its stage train is Failed)" in said
     assert cli("clean", "--older-than", "1h", "--yes")[1].endswith("nothing to remove\n")

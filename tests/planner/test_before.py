@@ -38,7 +38,7 @@ def test_only_a_job_that_aws_would_bill_is_planned(capsys: pytest.CaptureFixture
 
 
 def test_above_the_limit_somebody_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JobError, match=r"above compute\.price_limit = \$100\.00: raise the limit, or agree with -y"):
+    with pytest.raises(JobError, match=r"above compute\.price_limit = \$100\.00: raise the limit, or confirm with -y"):
         planned(config(100.0), "aws", ask=True, show=False)
     assert planned(config(1e6), "aws", ask=True, show=False).tags
     assert planned(config(100.0), "aws", ask=False, show=False).tags

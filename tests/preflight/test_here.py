@@ -71,4 +71,4 @@ def test_check_goes_on_past_what_it_cannot_know(
     told = [f.text for f in found.faults if f.check == "config"]
     assert [any(text.startswith(start) for text in told) for start in fault] == [True] * len(fault), told
     assert {"limits", "memory", "time"} <= {f.check for f in found}
-    assert any("did not tell the account" in f.text for f in found.warnings)
+    assert any("did not say which account" in f.text for f in found.warnings)

@@ -42,9 +42,9 @@ class _Writing(threading.Thread):
                 self.files[f"{self._root}{name}"] = write_safetensors(self._path / self._root / name, tensors)
             for name, about in self.files.items() if self._read_back else ():
                 if sha256_of(self._path / name, from_disk=True) != about["sha256"]:
-                    self.fault = f"{name} is not on the disk as it was written; see to the disk ({self._path})"
+                    self.fault = f"{name} is not on the disk as it was written; check the disk ({self._path})"
         except OSError as error:
-            self.fault = f"{error.strerror or error}; see to the disk ({self._path}), or raise compute.volume_gb"
+            self.fault = f"{error.strerror or error}; check the disk ({self._path}), or raise compute.volume_gb"
         except Exception as error:
             self.fault = f"{type(error).__name__}: {error}"
 
@@ -95,7 +95,7 @@ class Saver:
                 manifest.files.update({name: about for part in everyone for name, about in sorted(part.items())})
                 manifests.write_manifest(path, manifest)
         except OSError as error:
-            fault = f"{error.strerror or error}; see to the disk ({path})"
+            fault = f"{error.strerror or error}; check the disk ({path})"
         except SmtrainError as error:
             fault = str(error)
         mesh.agree(fault, f"checkpoint {path.name} was not completed")

@@ -55,7 +55,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
                 (path / part).mkdir(parents=True, exist_ok=True)
             (path / "config.json").write_text(json.dumps(engine.config, indent=1) + "\n", "utf-8")
     except OSError as error:
-        fault = f"{error.strerror or error}; see to the disk ({path})"
+        fault = f"{error.strerror or error}; check the disk ({path})"
     everyone.agree(fault, f"checkpoint {path.name} was not begun")
     about = {
         "format": whole.FORMAT,
@@ -72,7 +72,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
         )  # fmt: skip
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint {path.name} was not written: {error.strerror or error}; see to the disk ({path}), or raise "
+            f"checkpoint {path.name} was not written: {error.strerror or error}; check the disk ({path}), or raise "
             "compute.volume_gb"
         ) from None
     engine.saving.pending = path, about
@@ -148,7 +148,7 @@ def _complete(engine: NxdEngine) -> None:
     try:
         found = {name: sha256_of(path / name) for name in own}
     except OSError as error:
-        found, fault = {}, f"{error.strerror or error}; see to the disk ({path})"
+        found, fault = {}, f"{error.strerror or error}; check the disk ({path})"
     everyone.agree(fault, f"checkpoint {path.name} cannot be read back")
     for part in everyone.gather(found):
         hashes.update(part)
@@ -157,7 +157,7 @@ def _complete(engine: NxdEngine) -> None:
             engine.allowed()
             whole.write(path, {**about, "files": together, "sha256": hashes})
     except OSError as error:
-        fault = f"{error.strerror or error}; see to the disk ({path})"
+        fault = f"{error.strerror or error}; check the disk ({path})"
     except SmtrainError as error:
         fault = str(error)
     everyone.agree(fault, f"checkpoint {path.name} was not completed")
