@@ -114,7 +114,7 @@ def test_it_waits_for_a_pool_that_is_about_to_be_there(target: Target) -> None:
         f"will not wait for {name}, whose warm pool would match once it ends; set compute.pool_wait to wait"
     ]
     waited = said_before(target, request(), wait=120)
-    assert waited[0].startswith(f"waiting for the warm pool of {name}, which runs, for ")
+    assert waited[0].startswith(f"waiting for the warm pool of {name}, which still runs, for ")
     assert waited[-1] == f"will reuse the warm pool of {name} (2 x ml.trn1.2xlarge)"
 
 
