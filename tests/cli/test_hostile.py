@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 import smtrain
 from smtrain.cli import main
 from smtrain.errors import ConfigError, JobError
-from smtrain.follow.notebook import html_of
-from smtrain.follow.panel import LivePanel
+from smtrain.follow.notebook import bundle_of
 from smtrain.follow.progress import Progress
 from smtrain.job.logs import Line
 from smtrain.local import ensure_running
@@ -160,7 +159,7 @@ def test_what_the_library_gives_is_clean(job: smtrain.Job) -> None:
 
 def test_a_notebook_shows_no_script_and_no_markup(job: smtrain.Job) -> None:
     assert "<script" not in job._repr_html_()
-    assert "<script" not in html_of(LivePanel(_progress(job)))
+    assert "<script" not in bundle_of(_progress(job))["text/html"]
 
 
 def _progress(job: smtrain.Job) -> Progress:

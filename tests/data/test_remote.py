@@ -13,7 +13,7 @@ import smtrain
 from smtrain.data.prepare import prepare
 from smtrain.data.sources import find_files
 from smtrain.errors import DataError
-from smtrain.job.inputs import download
+from smtrain.job.downloads import download
 from smtrain.local import ensure_running
 
 pytestmark = pytest.mark.slow
@@ -100,5 +100,5 @@ def test_a_job_reads_them_through_its_channel(texts: Path, trained_inputs: dict[
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
     }
     job = smtrain.launch(config, stage="prepare", say=lambda _: None)
-    download(job.target, job.output, tmp_path / "there")
+    download(job.target, [(job.output, tmp_path / "there")])
     assert written(tmp_path / "there") == prepared(texts, tmp_path / "here", trained_inputs["model"])

@@ -20,7 +20,8 @@ from smtrain.checkpoint import manifest
 from smtrain.checkpoint.about import verify
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
-from smtrain.job.inputs import download, upload_all
+from smtrain.job.downloads import download
+from smtrain.job.inputs import upload_all
 from smtrain.job.run import StageResult
 from smtrain.job.stages import Chain, jobs_of
 from smtrain.job.target import Target
@@ -246,7 +247,7 @@ def test_jobs_made_beside_smtrain_end_or_write_apart(
             time.sleep(0.1)
         assert job.status == "Stopped", job.failure
     uri = first.describe()["CheckpointConfig"]["S3Uri"]
-    download(first.target, uri, tmp_path)
+    download(first.target, [(uri, tmp_path)])
     made = {path.name for path in tmp_path.iterdir() if (path / "line.json").exists()}
     assert made == {first.name, apart.name} if apart else {first.name}
     for name in made:
