@@ -572,7 +572,8 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[s
         "another"
     ]
     (text / "a.jsonl").unlink()
-    assert "holds no file of text" in only_fault(report(with_(aws, "data", path=str(text)), "text"), "text")
+    with pytest.raises(smtrain.ConfigError, match=r"holds no file of text that can be read \(b\.csv is left out"):
+        report(with_(aws, "data", path=str(text)), "text")  # `check` itself tells it as a finding
 
 
 def test_the_disk_of_a_prepare_job_must_hold_its_tokens(aws: dict[str, Any]) -> None:
