@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -50,21 +50,16 @@ class LivePanel:
         p = self.progress
         colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
         cost = p.cost(now)
-        head = Text.assemble((p.status, f"bold {colour}"), f"  {spell(p.elapsed_s(now))}")
-        if cost:
-            head.append(f"  {cost.machines}", "dim")
-        yield head
-        yield Text(" > ".join(f"{status} {spell(s)}" for status, s in p.transitions(now)), "dim")
+        head = [Text(p.status, f"bold {colour}"), Text(spell(p.elapsed_s(now)))]
+        yield from flowed([*head, *([Text(cost.machines, "dim")] if cost else [])], room)
+        changes = [Text(f"{status} {spell(s)}", "dim") for status, s in p.transitions(now)]
+        yield from flowed(changes, room, between=" > ")
         if numbers := p.numbers():
             if "of" in p.last:
                 bar = Table.grid()  # a bar alone does not end its line
                 bar.add_row(ProgressBar(total=p.last["of"], completed=p.last["step"], width=room))
                 yield bar
-            table = Table.grid(padding=(0, 2))
-            for _ in numbers:
-                table.add_column()
-            table.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in numbers))
-            yield table
+            yield from flowed([Text.assemble((f"{name} ", "dim"), value) for name, value in numbers], room)
             finite = [loss for _, loss in p.points]
             if len(finite) > 1:
                 first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
@@ -78,3 +73,14 @@ class LivePanel:
             shown = list(p.lines)[-self.lines :]
             for line in shown:
                 yield Text(written(line, p.hosts), overflow="ellipsis", no_wrap=True)
+
+
+def flowed(items: Sequence[Text], room: int, between: str = "  ") -> Iterator[Text]:
+    """Items side by side as far as `room` characters go, then on the next line; none is cut in two that fits a line."""
+    line = Text()
+    for item in items:
+        if line and len(line) + len(between) + len(item) > room:
+            yield line
+            line = Text()
+        line += Text(between if line else "", "dim") + item
+    yield line

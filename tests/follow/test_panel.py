@@ -64,6 +64,10 @@ def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Ctrl-C leaves it running" in text
     assert all(len(line) <= 100 for line in text.splitlines())
     assert len(drawn(training(), now, monkeypatch, width=60).splitlines()) < 18
+    narrow = drawn(training(), now, monkeypatch, width=40)
+    for words in ("step 40 of 100", "loss 3.2000", "grad norm 0.512", "tokens/s 81,234", "MFU 43.2%", "ETA 3 min 00 s"):
+        assert words in narrow
+    assert all(len(line) <= 40 for line in narrow.splitlines())
 
 
 def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
