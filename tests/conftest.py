@@ -90,3 +90,9 @@ def trained_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         root / "model"
     )
     return {"model": root / "model", "text": root / "text"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: a long one that comes last keeps one worker busy while the others wait."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

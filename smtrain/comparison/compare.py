@@ -124,16 +124,28 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Whether trainings learn alike: each against the first.
 
-    A training is a `Run`, a `Job`, the name of either, a `metrics.jsonl`, a folder of TensorBoard's files, a CSV file,
-    a log of Megatron-LM, GPT-NeoX or NeMo (neuronx-nemo-megatron), a DataFrame or a list of records; `NAME=PATH` gives
-    it a name. They are laid over each other `by` step, tokens or time (seconds), and smoothed by the mean of `window`
-    points around each. `tolerance` is a share of the baseline's smoothed loss, default 0.02; `tokens_per_step` is for
-    logs that do not tell.
+    Args:
+        *trainings: Two or more, each a `Run`, a `Job`, the name of either, a `metrics.jsonl`, a folder of TensorBoard's
+            files, a CSV file, a log of Megatron-LM, GPT-NeoX or NeMo (neuronx-nemo-megatron), a DataFrame or a list of
+            records; `NAME=PATH` gives a file a name.
+        by: What they are laid over each other by: `step`, `tokens` or `time` (seconds since the first step).
+        window: Points around each place, of whose mean the smoothed curves are made.
+        tolerance: Share of the first one's smoothed loss by which another's may differ; None: 0.02.
+        tokens_per_step: Global batch size times sequence length, for logs that do not tell.
+        target: Where named jobs are: `local` or `aws`.
 
-    Raises ConfigError for wrong arguments, DataError for files without steps and trainings that have no step in
-    common, JobError for names that are no run or job.
+    Returns:
+        What was found; a notebook shows it, `verdict` says it, `plot()` draws it.
 
-    >>> smtrain.compare("neuron=run/metrics.jsonl", "gpu=a100.log").verdict  # doctest: +SKIP
+    Raises:
+        ConfigError: The arguments are wrong.
+        DataError: A file has no steps, or two trainings have none in common.
+        JobError: A name is neither a file nor a run or job.
+
+    Examples:
+        >>> falling = [{"step": step, "loss": 8 - step / 50} for step in range(1, 101)]
+        >>> smtrain.compare(falling, falling).within
+        True
     """
     if len(trainings) < 2:
         raise ConfigError(["compare: give two or more trainings; the first is what the others are compared with"])

@@ -134,7 +134,7 @@ def test_budget_and_deadline_choose_and_order() -> None:
     held = smtrain.plan(raw(), machines=pool, budget=cheap.dollars * 1.001)
     assert held.dollars is not None
     assert held.dollars <= cheap.dollars * 1.001
-    with pytest.raises(ConfigError, match="no mesh of these machines fits"):
+    with pytest.raises(ConfigError, match="no mesh of these machines trains the model within the budget"):
         smtrain.plan(raw(), machines=pool, budget=1.0)
 
 
