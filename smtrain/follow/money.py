@@ -50,8 +50,7 @@ def cost_of(
     end. A spot job's BillableTimeInSeconds is the discounted one, whose savings are 1 - Billable / TrainingTime, so it
     goes with the on-demand price; while it runs the spot price is a guess.
     """
-    own = home() / "prices.toml"
-    known = prices or Prices(own if own.is_file() else None)
+    known = prices or known_prices()
     groups = groups_of(told)
     spot = bool(told.get("EnableManagedSpotTraining"))
     billable, saved = told.get("BillableTimeInSeconds"), None
@@ -79,6 +78,12 @@ def cost_of(
         not local,
         saved,
     )
+
+
+def known_prices() -> Prices:
+    """The user's own, where they keep some, else ours."""
+    own = home() / "prices.toml"
+    return Prices(own if own.is_file() else None)
 
 
 def groups_of(told: dict[str, Any]) -> list[tuple[str, int]]:

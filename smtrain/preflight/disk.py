@@ -8,7 +8,7 @@ from typing import Any
 
 from smtrain.config import textfiles
 from smtrain.errors import ConfigError
-from smtrain.facts import table
+from smtrain.facts import instance
 from smtrain.job.request import takes_volume
 from smtrain.preflight.context import Context
 from smtrain.preflight.dataset import described_in
@@ -71,7 +71,7 @@ def checkpoints(context: Context) -> Iterator[Finding]:
         return
     kind, count = compute.instance_type, compute.instance_count
     volume = takes_volume(kind)
-    has = compute.volume_gb if volume else table("instances")["instances"].get(kind, {}).get("disk_gib", 0) * GB_PER_GIB
+    has = compute.volume_gb if volume else (instance(kind) or {}).get("disk_gib", 0) * GB_PER_GIB
     if not has:
         return
     held, size = config.checkpoint.keep + HELD_BESIDES, plan.checkpoint_gib * GB_PER_GIB

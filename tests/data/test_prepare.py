@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from smtrain.data.manifest import Manifest
 from smtrain.data.prepare import prepare
 from smtrain.data.progress import Progress
 from smtrain.errors import DataError
+from tests.data.interruptions import goes_on_after_every_block
 
 
 def lines(path: Path, rows: list[dict]) -> Path:
@@ -370,31 +372,11 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     lines(tmp_path / "a.jsonl", [*rows, {"no": 1}, *rows[4:]])
     lines(tmp_path / "b.jsonl", [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}])
 
-    def run(out: Path, blocks: int | None = None) -> dict[str, bytes]:
-        seen = 0
-
-        def stop(_: Progress) -> None:
-            nonlocal seen
-            seen += 1
-            if seen == blocks:
-                raise InterruptedError
-
+    def run(out: Path, progress: Callable[[Progress], None]) -> None:
         sources = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
         prepare(
             sources, out, tokenizer_folder, seq_len=8, max_bad=3, cleaning=Cleaning(deduplicate=True), workers=2,
-            progress=stop, say=said.append,
+            progress=progress, say=lambda _: None,
         )  # fmt: skip
-        counts.append(seen)
-        return {path.name: path.read_bytes() for path in out.iterdir()}
 
-    said: list[str] = []
-    counts: list[int] = []
-    wanted = run(tmp_path / "undisturbed")
-    whole = counts[0]
-    assert whole >= 8
-    for read in range(1, whole + 1):
-        with pytest.raises(InterruptedError):
-            run(tmp_path / "out", read)
-        assert run(tmp_path / "out") == wanted
-        assert counts[-1] == whole - read + 1, "marked blocks were done again"
-        shutil.rmtree(tmp_path / "out")
+    goes_on_after_every_block(run, tmp_path, 8)

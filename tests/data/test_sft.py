@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from smtrain.data.sft import prepare_sft
 from smtrain.errors import DataError
 from tests.cli.test_cli import smtrain
 from tests.data.chats import talk, tokenizer, write
+from tests.data.interruptions import goes_on_after_every_block
 
 SEQ_LEN = 63
 
@@ -140,34 +142,16 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     for name in ("a", "b"):
         write(tmp_path / f"in/{name}.jsonl", [*rows, {"messages": "none"}, *rows[:4]])
 
-    def run(out: Path, blocks: int | None = None) -> dict[str, bytes]:
-        seen = 0
-
-        def stop(_: Progress) -> None:
-            nonlocal seen
-            seen += 1
-            if seen == blocks:
-                raise InterruptedError
-
+    def run(out: Path, progress: Callable[[Progress], None]) -> None:
         copies = Parts(tmp_path / "parts", 1) if elsewhere else None
-        options = {"overlong": "drop", "max_bad": 2, "workers": 1, "progress": stop, "parts": copies}
-        prepared(tmp_path / "in", out, folders["chatml"], said, **options)
-        counts.append(seen)
-        return {path.name: path.read_bytes() for path in out.iterdir()}
+        options = {"overlong": "drop", "max_bad": 2, "workers": 1, "progress": progress, "parts": copies}
+        prepared(tmp_path / "in", out, folders["chatml"], **options)
 
-    said: list[str] = []
-    counts: list[int] = []
-    wanted = run(tmp_path / "undisturbed")
-    whole = counts[0]
-    assert whole >= 4
-    for read in range(1, whole + 1):
-        with pytest.raises(InterruptedError):
-            run(tmp_path / "out", read)
+    def lost() -> None:
         if elsewhere:
             shutil.rmtree(tmp_path / "out")
-        assert run(tmp_path / "out") == wanted
-        assert counts[-1] == whole - read + 1, "marked blocks were done again"
-        shutil.rmtree(tmp_path / "out")
+
+    goes_on_after_every_block(run, tmp_path, 4, lost)
     assert not list(tmp_path.glob("parts/*"))
 
 
