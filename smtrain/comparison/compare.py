@@ -220,6 +220,9 @@ def _verdict(base: str, one: str, loss: Curve, left: float | None, by: By, windo
         f"the loss differs by {loss.mean():.2%} in the mean over windows of {window} points from {over}, at most by "
         f"{largest:+.2%} at {_place(where, by)}"
     )
+    if not isfinite(largest):
+        at = f" from {_place(left, by)}" if left is not None else ""
+        return f"{one} and {base} cannot be compared{at}: a loss is not a finite number wherever both have one."
     if left is None:
         return f"{one} follows {base}: {seen}, within the tolerance of {tolerance:.2%}."
     return f"{one} leaves {base} at {_place(left, by)}, beyond the tolerance of {tolerance:.2%}: {seen}."

@@ -70,6 +70,13 @@ def test_a_loss_that_is_no_number_leaves() -> None:
     assert json.loads(json.dumps(smtrain.compare(rows, broken).to_dict(), allow_nan=False))
 
 
+def test_losses_without_a_finite_number_are_told_in_words() -> None:
+    lost = [{"step": step, "loss": math.nan} for step in range(1, 6)]
+    said = smtrain.compare(learned(1, 5), lost).verdict
+    assert "cannot be compared from step 1" in said
+    assert "nan" not in said
+
+
 def test_half_the_batch_is_compared_by_tokens() -> None:
     """Twice the steps of half the size: by tokens the same curve."""
     whole = [{"step": s, "loss": 3 + 5 * math.exp(-s / 50), "tokens_per_s": 1.0} for s in range(1, 201)]
