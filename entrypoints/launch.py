@@ -104,7 +104,7 @@ def command(stage: str, ml: Path) -> list[str]:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
     first = address(hosts[0])
     return [
-        sys.executable, *torchrun(first),
+        sys.executable, *torchrun(first, (config.get("train") or {}).get("engine", "native")),
         f"--nnodes={len(hosts)}", f"--nproc_per_node={processes}", f"--node_rank={hosts.index(current)}",
         f"--master_addr={first}",
         f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', MASTER_PORT)}",
@@ -112,13 +112,23 @@ def command(stage: str, ml: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def torchrun(first: str) -> list[str]:
-    """torchrun as arguments of Python. Where all hosts are on this machine, no other is to reach their rendezvous."""
+def torchrun(first: str, engine: str) -> list[str]:
+    """torchrun as arguments of Python. Where all hosts are on this machine, no other is to reach their rendezvous, and
+    without an accelerator torchrun imports for all ranks."""
     try:
         here = socket.gethostbyname(first).startswith("127.")
     except OSError:
         here = False
-    return [str(HERE / "rendezvous.py")] if here else ["-m", "torch.distributed.run"]
+    if not here:
+        return ["-m", "torch.distributed.run"]
+    forks = engine == "native" and sys.platform == "linux" and not accelerator()
+    return [str(HERE / ("forking.py" if forks else "rendezvous.py"))]
+
+
+def accelerator(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has a device whose driver does not survive a fork."""
+    names = ("nvidiactl", "kfd", "dxg", "neuron0")
+    return any((devices / name).exists() for name in names)
 
 
 def supervise(arguments: list[str]) -> int:

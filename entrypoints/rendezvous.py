@@ -21,6 +21,11 @@ def store(host: str, port: int, world_size: int, is_master: bool, timeout: timed
     return TCPStore(host, port, world_size, is_master, timeout, **options)
 
 
-if __name__ == "__main__":
+def on_its_own_address() -> None:
+    """From now on a rendezvous of this process is made by `store`."""
     static_tcp_rendezvous.TCPStore = store  # type: ignore[attr-defined, assignment]
+
+
+if __name__ == "__main__":
+    on_its_own_address()
     main()

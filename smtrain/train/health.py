@@ -106,7 +106,10 @@ def _standing(heading: str) -> str:
     lines = [heading]
     for ident, frame in sys._current_frames().items():
         lines.append(f"thread {names.get(ident, ident)}:")
-        lines += "".join(traceback.format_stack(frame)).splitlines()
+        stack = traceback.extract_stack(frame)
+        # A rank that is a fork has torchrun's frames below the script's.
+        script = next((i for i, entry in enumerate(stack) if entry.filename == sys.argv[0]), 0)
+        lines += "".join(traceback.format_list(stack[script:])).splitlines()
     return "".join(f"{mark}{line}\n" for line in lines)
 
 

@@ -7,6 +7,25 @@ from pathlib import Path
 import smtrain
 
 
+def ranks(pids: list[int]) -> list[int]:
+    """Of the processes of a job those that train: torchrun's children, which may be forks with its command line."""
+    training = {pid for pid in pids if _read(pid, "cmdline").endswith(b"train.py\0")}
+    return sorted(pid for pid in training if _parent(pid) in training)
+
+
+def _parent(pid: int) -> int:
+    # The command in parentheses may hold anything; state and parent come after it.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
 def processes_of(job: smtrain.Job) -> list[int]:
     """Every process that runs for the job: per host the launcher, torchrun and the ranks."""
     found = []

@@ -29,6 +29,7 @@ from smtrain.job.stages import list_jobs
 from smtrain.job.target import Target
 from smtrain.local import ensure_running, running, shut_down
 
+from .processes import ranks
 from .test_local_run import losses
 
 pytestmark = pytest.mark.slow
@@ -91,7 +92,7 @@ def victims(home: Path, job: str, target: str) -> list[int]:
         return processes(home, lambda line, _: b"smtrain.local.sandbox" in line and folder in line)
     if target == "launcher":
         return processes(home, lambda line, env: of_job(env) and b"launch.py" in line)
-    return processes(home, lambda line, env: of_job(env) and b"RANK=" in env and line.endswith(b"train.py\0"))
+    return ranks(processes(home, lambda _, env: of_job(env)))
 
 
 class Client:

@@ -117,5 +117,11 @@ def test_training_becomes_torchrun_over_the_hosts_and_other_stages_a_script(
         "--nnodes=2", "--nproc_per_node=32", "--node_rank=1", "--master_addr=algo-1", "--master_port=7777",
     ]  # fmt: skip
     assert argv[-1].endswith("entrypoints/train.py")
-    assert launcher.torchrun("localhost") == [str(entrypoints_folder() / "rendezvous.py")]
+    forked, started = ([str(entrypoints_folder() / name)] for name in ("forking.py", "rendezvous.py"))
+    assert launcher.torchrun("localhost", "nxd") == started
+    monkeypatch.setattr(launcher, "accelerator", lambda: False)
+    assert launcher.torchrun("localhost", "native") == (forked if sys.platform == "linux" else started)
+    monkeypatch.setattr(launcher, "accelerator", lambda: True)
+    assert launcher.torchrun("localhost", "native") == started
+    assert launcher.torchrun("algo-1", "native") == ["-m", "torch.distributed.run"]
     assert launcher.command("export", tmp_path)[1].endswith("entrypoints/export.py")

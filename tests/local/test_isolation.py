@@ -80,7 +80,7 @@ def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
     """By torchrun as the launcher starts it here; all that it and the ranks listen on is bound to 127.0.0.1."""
     command = (
         f"cat > t.py <<'END'\n{GATHER}END\n"
-        f"exec {sys.executable} {entrypoints_folder()}/rendezvous.py --nnodes=2 --nproc_per_node=1 "
+        f"exec {sys.executable} {entrypoints_folder()}/forking.py --nnodes=2 --nproc_per_node=1 "
         "--master_addr=algo-1 --master_port=$SMTRAIN_MASTER_PORT --node_rank=$((${HOSTNAME#algo-} - 1)) t.py"
     )
     environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

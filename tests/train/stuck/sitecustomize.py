@@ -1,18 +1,19 @@
-"""On PYTHONPATH of training processes: rank 1 never gets its third batch."""
+"""On PYTHONPATH of training: rank 1 never gets its third batch. It may be a fork of the process that imports this."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
-if os.environ.get("RANK") == "1":
+if any(argument.endswith("train.py") for argument in sys.orig_argv):
     from smtrain.data.loader import TokenLoader
 
     given = TokenLoader.batch
 
     def never(self: Any, samples_consumed: int) -> Any:
-        if samples_consumed >= 64:
+        if samples_consumed >= 64 and os.environ["RANK"] == "1":
             time.sleep(600)
         return given(self, samples_consumed)
 

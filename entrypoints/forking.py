@@ -1,0 +1,154 @@
+"""torchrun on this machine, whose ranks are forks of it: `python forking.py ARGUMENTS OF TORCHRUN`.
+
+Most of what a short run costs is the import of torch and transformers, in torchrun and again in every rank. Here
+torchrun imports what training needs, once, and every rank begins as a copy of it. Only a local run of the native engine
+is started this way, and only without a GPU, whose driver does not survive a fork: elsewhere each rank is a Python of
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+# torch.optim imports the last one when it is used.
+MODULES = ["smtrain.train.start", "smtrain.engine.native", "torch._dynamo"]
+
+
+def preload(ml: Path) -> None:
+    """Import what every rank will. What cannot be imported is left to the ranks, which say why."""
+    modules = list(MODULES)
+    with contextlib.suppress(Exception):
+        kind = json.loads((ml / "input/data/model/config.json").read_text("utf-8"))["model_type"]
+        modules.append(f"transformers.models.{kind}.modeling_{kind}")
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # or the first collection of every rank would copy all pages
+
+
+class Rank:
+    """A forked rank, with what torchrun uses of `subprocess.Popen`."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], outputs: list[int]) -> None:
+        self.args = arguments
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A signal that came in between would run torchrun's handler in the rank.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # torchrun's store has a thread, in C++
+                self.pid = os.fork()
+            if self.pid == 0:
+                become(arguments, environment, outputs, mask)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def poll(self) -> int | None:
+        """The exit status, minus the signal that ended it, or None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises `subprocess.TimeoutExpired`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if timeout is not None and deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Signal it while it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def become(arguments: list[str], environment: dict[str, str], outputs: list[int], mask: set[Any]) -> None:
+    """In a fork of torchrun: run a script as a new Python would, and end. Nothing of torchrun's runs here again."""
+    status = 1
+    try:
+        os.setsid()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for standard, descriptor in enumerate(outputs, 1):
+            os.dup2(descriptor, standard)
+        os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))  # torchrun's sockets and files
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.stdout = sys.__stdout__ = _unbuffered(1, sys.stdout)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = _unbuffered(2, sys.stderr)  # type: ignore[misc]
+        sys.argv = arguments
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        runpy.run_path(arguments[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename != arguments[0]:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    finally:
+        # Not by an exit of Python's: objects of torchrun's that are still here would close what they have not opened.
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(status & 0xFF)
+
+
+def _unbuffered(descriptor: int, like: Any) -> io.TextIOWrapper:
+    """A standard stream as `python -u` has it."""
+    raw: Any = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
+
+
+def fork_ranks() -> None:
+    """Have torchrun fork its ranks, where they are Python scripts."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    started = SubprocessHandler._popen
+
+    def start(handler: Any, command: tuple[str, ...], environment: dict[str, str]) -> Any:
+        if list(command[:2]) != [sys.executable, "-u"] or not command[2].endswith(".py"):
+            return started(handler, command, environment)
+        streams: list[Any] = [handler._stdout or sys.__stdout__, handler._stderr or sys.__stderr__]
+        return Rank(list(command[2:]), environment, [stream.fileno() for stream in streams])
+
+    SubprocessHandler._popen = start  # type: ignore[method-assign, assignment]
+
+
+if __name__ == "__main__":
+    preload(Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml")))
+    from rendezvous import on_its_own_address
+    from torch.distributed.run import main
+
+    on_its_own_address()
+    with contextlib.suppress(ImportError, AttributeError):  # another torch may have it elsewhere: it starts Pythons
+        fork_ranks()
+    main()
