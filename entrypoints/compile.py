@@ -17,7 +17,7 @@ from pathlib import Path
 from graphs_in_s3 import GraphsInS3
 
 from smtrain.config import JobConfig
-from smtrain.container import Container
+from smtrain.contract.container import Container
 from smtrain.engine.nxd.compilation import PROGRAM, Cache, Listener, Totals, reason
 from smtrain.errors import SmtrainError
 from smtrain.facts import table

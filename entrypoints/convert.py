@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smtrain.config import JobConfig
-from smtrain.container import Container
+from smtrain.contract.container import Container
 from smtrain.train.entry import main
 
 

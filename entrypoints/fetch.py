@@ -9,7 +9,7 @@ from token_by_name import read
 
 from smtrain.config import JobConfig
 from smtrain.config.checks import HUB
-from smtrain.container import Container
+from smtrain.contract.container import Container
 from smtrain.errors import SmtrainError
 from smtrain.train.entry import main
 

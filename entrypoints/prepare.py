@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig
 from smtrain.config.schema import text_channels
-from smtrain.container import Container
+from smtrain.contract.container import Container
 from smtrain.train.entry import main
 
 if TYPE_CHECKING:

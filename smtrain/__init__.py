@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from smtrain.comparison.compare import Comparison, compare
     from smtrain.config import JobConfig, load_config
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
-    from smtrain.job.handle import Job
-    from smtrain.job.run import Run, launch, request, run
+    from smtrain.handle.job import Job
     from smtrain.planner.api import plan
     from smtrain.planner.result import Plan
     from smtrain.preflight import Finding, Report, check
-    from smtrain.sdk.estimator import estimator
+    from smtrain.submission.api import Run, launch, request, run
+    from smtrain.submission.estimator import estimator
 
 __version__ = "0.1.0"
 
@@ -34,14 +34,14 @@ _HOME = {
     "CheckpointError": "smtrain.errors",
     "JobError": "smtrain.errors",
     "LocalError": "smtrain.errors",
-    "Job": "smtrain.job.handle",
-    "Run": "smtrain.job.run",
-    "launch": "smtrain.job.run",
-    "request": "smtrain.job.run",
-    "run": "smtrain.job.run",
+    "Job": "smtrain.handle.job",
+    "Run": "smtrain.submission.api",
+    "launch": "smtrain.submission.api",
+    "request": "smtrain.submission.api",
+    "run": "smtrain.submission.api",
     "Plan": "smtrain.planner.result",
     "plan": "smtrain.planner.api",
-    "estimator": "smtrain.sdk.estimator",
+    "estimator": "smtrain.submission.estimator",
     "check": "smtrain.preflight",
     "compare": "smtrain.comparison.compare",
     "Comparison": "smtrain.comparison.compare",

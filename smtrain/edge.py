@@ -46,7 +46,7 @@ def sentence(error: Exception) -> str | None:
 
 
 def _of_aws(error: Exception) -> str | None:
-    """What AWS or the way to it refuses, in the words of `smtrain.job.calls`, which every call goes through."""
+    """What AWS or the way to it refuses, in the words of `smtrain.aws.calls`, which every call goes through."""
     return next(filter(None, (spell(error) for spell in SPELLERS)), None)
 
 

@@ -1,6 +1,6 @@
 """Text that others wrote, made safe to show: a job, a log and a service may hold what would steer a terminal.
 
-`clean` is the one cleaner. It is applied where such text comes in (every answer of AWS, `job/target.py`; every message
+`clean` is the one cleaner. It is applied where such text comes in (every answer of AWS, `aws/target.py`; every message
 of our own errors, `errors.py`) and where it goes out (`say`, which every command prints with).
 """
 

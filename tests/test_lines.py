@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.checkpoint import pruning
-from smtrain.lines import NAME, Line, Lines, Origin, Part, lines_in
+from smtrain.contract.lineage import NAME, Line, Lines, Origin, Part, lines_in
 
 
 def save(line: Line, *steps: int) -> None:

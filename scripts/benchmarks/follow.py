@@ -12,9 +12,9 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 
+from smtrain.aws.target import Target
+from smtrain.contract.log_lines import Line
 from smtrain.follow.follower import Follower
-from smtrain.job.logs import Line
-from smtrain.job.target import Target
 from smtrain.local import plane, shut_down
 
 

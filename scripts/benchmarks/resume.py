@@ -59,8 +59,8 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     import torch.distributed as dist
 
     from smtrain.config import JobConfig
+    from smtrain.contract.lineage import Line
     from smtrain.engine.native import init_distributed
-    from smtrain.lines import Line
     from smtrain.train.engines import join
     from smtrain.train.resume import Resume, choose
 

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 from smtrain.checkpoint.dtypes import BF16, FP16, FP32
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
-from smtrain.checkpoint.layout import KvOrder
 from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_writer import write_native
 from smtrain.checkpoint.nxd_names import Qkv
@@ -19,6 +18,7 @@ from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.staging import refuse_overlap
 from smtrain.edge import public
 from smtrain.errors import ConfigError
+from smtrain.model.layout import KvOrder
 
 Kind = Literal["nxd", "hf", "native"]
 DTYPES = {"bf16": BF16, "fp32": FP32, "fp16": FP16}

@@ -9,7 +9,6 @@ from typing import Any
 
 from smtrain.checkpoint import safetensors
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.plan import Plan
 from smtrain.checkpoint.produce import produce
@@ -20,6 +19,7 @@ from smtrain.errors import CheckpointError
 from smtrain.model import hf_tokenizer
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import for_everyone, normalise
+from smtrain.model.layout import Layout
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

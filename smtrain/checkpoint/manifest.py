@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain.contract.lineage import lines_in
 from smtrain.errors import CheckpointError
-from smtrain.lines import lines_in
 
 if TYPE_CHECKING:
     from smtrain.checkpoint.places import Place

@@ -20,7 +20,6 @@ import numpy as np
 
 from smtrain.checkpoint import dtypes, safetensors
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.sources import Read, WeightSource
@@ -28,6 +27,7 @@ from smtrain.checkpoint.verifying import check_hash, verify
 from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,6 @@ import numpy as np
 
 from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file, write_stream
 from smtrain.checkpoint.places import is_uri
@@ -22,6 +21,7 @@ from smtrain.checkpoint.staging import Staging, is_unfinished, present, staged
 from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 
 _PRECISIONS = {BF16: "bf16", FP32: "fp32"}
 

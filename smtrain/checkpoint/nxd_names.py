@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from smtrain.checkpoint.layout import Layout
 from smtrain.model.families import FAMILIES
+from smtrain.model.layout import Layout
 
 Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
 """q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""

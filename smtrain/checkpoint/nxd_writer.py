@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from smtrain.checkpoint import torchzip
-from smtrain.checkpoint.layout import KvOrder, Layout
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_file, stored
 from smtrain.checkpoint.plan import Plan
 from smtrain.checkpoint.produce import produce
@@ -18,6 +17,7 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Container, Job, Tensor, Write
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import KvOrder, Layout
 
 Format = Literal["pt", "xser"]
 

@@ -9,20 +9,20 @@ from typing import Any
 
 from smtrain.checkpoint import manifest as native_manifest
 from smtrain.checkpoint.hf import HFSource, is_hf_folder, read_config
-from smtrain.checkpoint.layout import KvOrder
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.nxd_names import shard_files
 from smtrain.checkpoint.places import Place, is_uri, place, read_text
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.contract.lineage import Lines
 from smtrain.errors import CheckpointError
-from smtrain.lines import Lines
+from smtrain.model.layout import KvOrder
 
 
 def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled") -> WeightSource:
     """A Hugging Face folder, NxD shards (or a folder of whole tags), or a run's checkpoints (the newest whole one).
 
-    Of a run the newest line counts: `smtrain.lines`.
+    Of a run the newest line counts: `smtrain.contract.lineage`.
     `path` is a folder or an s3:// URI. `config` is for NxD's own saves, which have no config.json, and `kv_order` says
     for which chip those were laid out. Raises CheckpointError that says what was found where it is none of them.
     """

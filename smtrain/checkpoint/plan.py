@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Container, Job
 from smtrain.errors import CheckpointError
+from smtrain.model.layout import Layout
 
 MANIFEST = "manifest.json"
 FORMAT = "smtrain-weights"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from smtrain.lines import Line, lines_in
+from smtrain.contract.lineage import Line, lines_in
 
 Sizes = Mapping[str, int]
 Arrived = Callable[[Path], bool]

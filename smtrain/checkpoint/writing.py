@@ -15,9 +15,9 @@ import numpy as np
 
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import Bits, DType
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.places import Tally
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.model.layout import Layout
 
 BLOCK = 1 << 20
 """Bytes read, converted and written at a time, by each worker: as much as a processor's cache holds."""

@@ -6,9 +6,9 @@ import sys
 
 import typer
 
+from smtrain.aws.target import TargetName
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
-from smtrain.job.target import TargetName
 from smtrain.planner import ticket
 from smtrain.text import say
 

@@ -53,7 +53,7 @@ def compare(
     import json as encoder
 
     from smtrain.comparison.compare import compare as compared
-    from smtrain.report.sparkline import sparkline
+    from smtrain.follow.sparkline import sparkline
 
     found = compared(
         *trainings, by=by.value, window=window, tolerance=tolerance, tokens_per_step=tokens_per_step,

@@ -125,7 +125,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Say what a dataset holds: counts, how often tokens come, and how its beginning reads."""
-    from smtrain.report.sparkline import sparkline
+    from smtrain.follow.sparkline import sparkline
 
     named("DATASET", dataset)
     about = _module("about").inspect(Path(dataset), Path(model) if model else None)

@@ -23,8 +23,8 @@ def demo(
     """From this machine's Python sources to a trained model that writes text; a second call skips what is done."""
     from rich.console import Console
 
-    from smtrain.demo.show import show
-    from smtrain.job.run import run
+    from smtrain.cli.demo_show import show
+    from smtrain.submission.api import run
 
     options.folder_of("--out", out)
     done = run(CONFIG, target="local", again=again, set_=set_ or ())

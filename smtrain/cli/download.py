@@ -37,7 +37,7 @@ def download(
 
     Files that are there and the same are left; others are replaced only if asked for.
     """
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
     options.folder_of("FOLDER", folder)
     say(Job(job, options.name_of(target)).download(folder, what.value, overwrite=overwrite))

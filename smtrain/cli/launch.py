@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from smtrain.aws.target import TargetName
 from smtrain.cli import options
 from smtrain.config import JobConfig, Stage
-from smtrain.job.target import TargetName
 from smtrain.text import say
 
 app = options.app()
@@ -35,7 +35,7 @@ def launch(
     """Start one stage of a config and follow it."""
     from smtrain.cli.before import planned
     from smtrain.config import load_config
-    from smtrain.job.run import launch as launch_stage
+    from smtrain.submission.api import launch as launch_stage
 
     where, view = options.name_of(target), options.view_of(plain, every)
     loaded, dry = load_config(config, set_=options.keys_of(set_, from_step), target=where), dry_run or show_uploads
@@ -60,9 +60,9 @@ def launch(
 
 def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
     """Every file that these stages would upload, with its size and place, and what is left out."""
+    from smtrain.aws.target import target_of
     from smtrain.job.inputs import described_uploads
     from smtrain.job.stages import Chain
-    from smtrain.job.target import target_of
 
     chain = Chain(config, target_of(config, target), look=False)
     for line in described_uploads([upload for stage in stages for upload in chain.plan(stage).uploads]):
@@ -71,8 +71,8 @@ def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName 
 
 def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
     """The requests of these stages as JSON: one object for one stage, else a list."""
+    from smtrain.aws.target import target_of
     from smtrain.job.stages import Chain
-    from smtrain.job.target import target_of
 
     chain = Chain(config, target_of(config, target), look=False)
     requests = [chain.plan(stage).request for stage in stages]

@@ -20,8 +20,8 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
 ) -> None:
     """List jobs, newest first; a last line says how many more there are."""
-    from smtrain.job.stages import list_jobs
-    from smtrain.job.target import Target
+    from smtrain.aws.target import Target
+    from smtrain.handle.listing import list_jobs
 
     found = list_jobs(Target(target.value), name_contains=name, limit=limit + COUNTED)
     jobs, more = found[:limit], len(found) - limit

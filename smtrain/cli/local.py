@@ -19,8 +19,8 @@ app = options.app()
 @app.command()
 def status() -> None:
     """Say whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
+    from smtrain.aws.local_plane import home_folder
     from smtrain.local import running
-    from smtrain.local.endpoint import home_folder
     from smtrain.local.usage import aside, usage
 
     endpoint, used = running(), usage(home_folder())
@@ -66,11 +66,11 @@ def clean(
 
     What a running job or an unfinished run needs stays.
     """
+    from smtrain.aws.local_plane import home_folder
     from smtrain.config.units import seconds
     from smtrain.errors import ConfigError, LocalError
     from smtrain.local import ensure_running
     from smtrain.local.clean import plan, remove
-    from smtrain.local.endpoint import home_folder
     from smtrain.local.usage import KINDS, spell_bytes, usage
 
     try:

@@ -45,7 +45,7 @@ def logs(
     """Print what a job's hosts wrote, all hosts in the order of time."""
     from smtrain.follow.show import View
     from smtrain.follow.show import follow as show
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
     try:
         re.compile(grep or "")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from smtrain.aws.target import TargetName
 from smtrain.cli.typed import typed
-from smtrain.job.target import TargetName
 
 if TYPE_CHECKING:
     from smtrain.follow.show import View

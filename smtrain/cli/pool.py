@@ -15,9 +15,9 @@ app = options.app()
 @app.command("list")
 def list_pools(target: options.At = options.TargetOption.local) -> None:
     """List warm pools that a job could reuse: what each costs, and until when it is kept."""
+    from smtrain.aws.target import Target
     from smtrain.config.units import spell
-    from smtrain.job.pools import available
-    from smtrain.job.target import Target
+    from smtrain.submission.pools import available
 
     pools = available(Target(target.value))
     if not pools:
@@ -41,9 +41,9 @@ def release(
     target: options.At = options.TargetOption.local,
 ) -> None:
     """Give a warm pool's machines back; nothing is billed for them from then on."""
+    from smtrain.aws.target import Target
     from smtrain.errors import JobError
-    from smtrain.job import pools
-    from smtrain.job.target import Target
+    from smtrain.submission import pools
 
     where = Target(target.value)
     if (job is None) != everything:

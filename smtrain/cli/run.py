@@ -35,8 +35,8 @@ def run(
     """Take a config through all its stages; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.before import planned
     from smtrain.config import load_config
-    from smtrain.job.run import run as run_all
     from smtrain.job.stages import stages_of
+    from smtrain.submission.api import run as run_all
 
     options.folder_of("--download", download)
     where, dry = options.name_of(target), dry_run or show_uploads

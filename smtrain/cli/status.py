@@ -8,7 +8,7 @@ from smtrain.cli import options
 from smtrain.text import say
 
 if TYPE_CHECKING:
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
 app = options.app()
 
@@ -21,9 +21,9 @@ def status(job: options.JobName, target: options.Where = None) -> None:
 
     from smtrain.config.units import spell
     from smtrain.follow.progress import Progress
-    from smtrain.job.handle import Job
+    from smtrain.follow.sparkline import sparkline
+    from smtrain.handle.job import Job
     from smtrain.planner import ticket
-    from smtrain.report.sparkline import sparkline
 
     handle = Job(job, options.name_of(target))
     told, now = handle.describe(), datetime.now(timezone.utc)
@@ -55,7 +55,7 @@ def status(job: options.JobName, target: options.Where = None) -> None:
 def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
     """What the job has left so far, where it lies, and the command that copies it or goes on from it."""
     from smtrain.facts.sagemaker import ENDED
-    from smtrain.job.results import exported, parts, stage_of
+    from smtrain.handle.results import exported, parts, stage_of
 
     ended, copy = told["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
     stage = (stage_of(job.name) or ("", ""))[1]

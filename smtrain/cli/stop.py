@@ -20,7 +20,7 @@ def stop(
 ) -> None:
     """Ask a job to save a checkpoint and stop, within 120 s."""
     from smtrain.facts.sagemaker import ENDED
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
     handle = Job(job, options.name_of(target))
     if handle.status in ENDED:

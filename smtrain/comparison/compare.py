@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, Literal, get_args
 
+from smtrain.aws.target import TargetName
 from smtrain.comparison.series import Series, with_tokens
 from smtrain.comparison.sources import read
 from smtrain.edge import public
 from smtrain.errors import ConfigError, DataError
-from smtrain.job.target import TargetName
 
 By = Literal["step", "tokens", "time"]
 USUAL = 0.02

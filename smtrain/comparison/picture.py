@@ -27,7 +27,7 @@ def draw(comparison: Comparison) -> Figure:
     Raises DataError where matplotlib is not installed.
     """
     try:
-        from smtrain.report.figure import Picture
+        from smtrain.follow.figure import Picture
     except ImportError:
         raise DataError(missing("matplotlib")) from None
     norms = all(pair.grad_norm for pair in comparison.pairs)

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.target import TargetName
 from smtrain.comparison.loglines import steps
 from smtrain.comparison.series import Series, series
 from smtrain.errors import DataError, JobError
 from smtrain.extras import missing
-from smtrain.job.target import TargetName
 
 _EVENTS = "events.out.tfevents"
 _NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
@@ -115,9 +115,9 @@ def _events(path: Path) -> list[dict[str, float]]:
 def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     from botocore.exceptions import ClientError
 
-    from smtrain.job.attach import place_of
-    from smtrain.job.handle import Job
-    from smtrain.job.stages import jobs_of
+    from smtrain.aws.attach import place_of
+    from smtrain.handle.job import Job
+    from smtrain.handle.listing import jobs_of
 
     job, place = place_of(name, target)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
 from smtrain.config.textfiles import choose_in, compression, kind
-from smtrain.container import PREPARED_FORMAT
+from smtrain.contract.container import PREPARED_FORMAT
 
 _HEAD = 1 << 16
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.container import PREPARED_FORMAT
+from smtrain.contract.container import PREPARED_FORMAT
 from smtrain.data.checksums import SUFFIX
 from smtrain.errors import DataError
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from smtrain.checkpoint.pruning import Arrived
-from smtrain.lines import Line
+from smtrain.contract.lineage import Line
 
 
 @dataclass(frozen=True)

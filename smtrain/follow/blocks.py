@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from smtrain.job.logs import Line
+from smtrain.contract.log_lines import Line
 
 _RANK = re.compile(r"^(?:\[rank(\d+)\]:|\[default(\d+)\]:|\[1,(\d+)\]<std(?:err|out)>:) ?(.*)$", re.S)
 _BEGIN = "Traceback (most recent call last)"

@@ -9,8 +9,8 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from smtrain.aws.target import Target
 from smtrain.home import home
-from smtrain.job.target import Target
 
 
 @dataclass

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from smtrain.contract.log_lines import Line
 from smtrain.facts import table
 from smtrain.follow.blocks import Block, blocks_of
-from smtrain.job.logs import Line
 
 _EXIT = re.compile(r"exit ?code:? ?(-?\d+)", re.I)
 _COMPLAINT = re.compile(r"error|fail|warn|fatal|kill|exception|[( =]nan\b", re.I)

@@ -11,16 +11,16 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.patience import Patience
+from smtrain.aws.target import Target
+from smtrain.contract.log_lines import Line
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.cursor import Cursor
-from smtrain.follow.interrupts import pause
 from smtrain.follow.order import Order
-from smtrain.follow.patience import Patience
 from smtrain.follow.reading import LogReading
 from smtrain.follow.seen import MINUTE
-from smtrain.job.logs import Line
-from smtrain.job.target import Target
+from smtrain.interrupts import pause
 
 RESUME_BACK_MS = 600_000
 """What comes later than this after a follow was left is not shown by the one that resumes it."""

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from smtrain.follow.follower import Event
+from smtrain.follow.html import block, curves
 from smtrain.follow.panel import written
 from smtrain.follow.progress import Progress
-from smtrain.report.html import block, curves
 
 _EVERY_S = 0.5
 _LINES = 8

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from smtrain.job.logs import Line
+from smtrain.contract.log_lines import Line
 
 
 @dataclass(order=True, frozen=True)

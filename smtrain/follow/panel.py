@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from smtrain.config.units import spell
+from smtrain.contract.log_lines import Line
 from smtrain.follow.progress import Progress
-from smtrain.job.logs import Line
-from smtrain.report.sparkline import sparkline
+from smtrain.follow.sparkline import sparkline
 from smtrain.text import clean
 
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}

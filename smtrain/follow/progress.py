@@ -8,12 +8,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from smtrain.aws.patience import Patience
 from smtrain.config.units import spell
+from smtrain.contract.log_lines import Line, step_record
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.follower import Event, Told
 from smtrain.follow.money import Cost, cost_of, groups_of
-from smtrain.follow.patience import Patience
-from smtrain.job.logs import Line, step_record
 
 _RATE_STEPS = 20
 SILENT_S = 600.0

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from smtrain.aws.patience import Patience, impatient
+from smtrain.aws.target import Target
+from smtrain.contract.log_lines import Line, host_of
 from smtrain.facts.sagemaker import LOG_GROUP
-from smtrain.follow.patience import Patience, impatient
 from smtrain.follow.seen import Ordinals, Seen, key_of
-from smtrain.job.logs import Line, host_of
-from smtrain.job.target import Target
 
 
 @dataclass

@@ -13,18 +13,18 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from smtrain.aws.calls import EXPIRED, REFRESH, expired
+from smtrain.contract.log_lines import Line
 from smtrain.errors import JobError
 from smtrain.follow import notebook
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Event, Follower, Told
-from smtrain.follow.interrupts import interrupts
 from smtrain.follow.progress import Progress
-from smtrain.job.calls import EXPIRED, REFRESH, expired
-from smtrain.job.logs import Line
+from smtrain.interrupts import interrupts
 from smtrain.text import Say
 
 if TYPE_CHECKING:
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
 
 @dataclass(frozen=True)

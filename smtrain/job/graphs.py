@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import smtrain
+from smtrain.aws.s3 import split_uri
+from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.config.schema import GRAPHS_COMPLETE, digest
 from smtrain.errors import ConfigError
-from smtrain.job.target import Target
 from smtrain.text import Say
 
 VARIABLE, FLAGS = "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"
@@ -87,8 +88,6 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
 def held(target: Target, uri: str) -> dict[str, Any] | None:
     """What the job that compiled all graphs of a cache left to say so; None where there is no such word."""
     from botocore.exceptions import ClientError
-
-    from smtrain.job.inputs import split_uri
 
     bucket, prefix = split_uri(uri)
     try:

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.defaults import sagemaker_defaults, with_defaults
+from smtrain.aws.role import role_arn
+from smtrain.aws.s3 import listed, split_uri
+from smtrain.aws.target import Target
+from smtrain.aws.uploads import send
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import local_data_faults
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
-from smtrain.job.defaults import sagemaker_defaults, with_defaults
 from smtrain.job.instance_types import type_faults
 from smtrain.job.model_files import is_model_file
-from smtrain.job.role import role_arn
-from smtrain.job.target import Target
-from smtrain.job.uploads import owner, send
 from smtrain.text import Say
 
 SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
@@ -149,7 +150,7 @@ def _upload(target: Target, upload: Upload, say: Say) -> None:
     bucket, prefix = split_uri(upload.uri)
     missing = list(upload.files)
     if sum(_size(body) for _, body in missing) > SMALL:
-        there = {item["Key"]: item["Size"] for item in _listed(target, upload.uri)}
+        there = {item["Key"]: item["Size"] for item in listed(target, upload.uri)}
         missing = [(name, body) for name, body in missing if there.get(prefix + name) != _size(body)]
         if missing:
             say(f"uploading {_spell_size(sum(_size(body) for _, body in missing))} to {upload.uri}")
@@ -159,30 +160,6 @@ def _upload(target: Target, upload: Upload, say: Say) -> None:
     for name, body in missing:
         if kept := send(target, bucket, prefix + name, body, hashes.get(name)):
             say(f"{name}: {_spell_size(kept)} of it were there already")
-
-
-def list_objects(target: Target, uri: str) -> list[dict[str, Any]]:
-    """The objects under a prefix; raises `JobError` where it may not be listed."""
-    from botocore.exceptions import ClientError
-
-    try:
-        return _listed(target, uri)
-    except ClientError as error:
-        raise JobError(f"{uri} cannot be listed ({error.response['Error'].get('Code')}); check the URI and the "
-                       "permissions s3:ListBucket and s3:GetObject") from None  # fmt: skip
-
-
-def _listed(target: Target, uri: str) -> list[dict[str, Any]]:
-    bucket, prefix = split_uri(uri)
-    asked = {"Bucket": bucket, "Prefix": prefix, **owner(target, bucket)}
-    pages = target.s3.get_paginator("list_objects_v2").paginate(**asked)
-    return [item for page in pages for item in page.get("Contents", [])]
-
-
-def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key prefix of an s3:// URI."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    return bucket, prefix
 
 
 def _materialised(path: str) -> Path | str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from smtrain.aws.target import Target
 from smtrain.config import JobConfig
+from smtrain.contract.owner import Fence, Owner, owner_uri, status_of
 from smtrain.errors import JobError
 from smtrain.job.request import checkpoint_uri
-from smtrain.job.target import Target
-from smtrain.owner import Fence, Owner, owner_uri, status_of
 
 DAY = 86400.0
 

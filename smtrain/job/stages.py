@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from smtrain.aws.target import Target, TargetName
 from smtrain.config import STAGES, JobConfig, Stage
 from smtrain.config.schema import digest, text_channels
 from smtrain.errors import ConfigError, JobError
+from smtrain.handle.job import Job
+from smtrain.handle.listing import attempts_at, jobs_of, list_jobs
 from smtrain.job import graphs
 from smtrain.job.bundle import build_bundle
 from smtrain.job.environment import environment
-from smtrain.job.handle import Job
 from smtrain.job.inputs import Resolved, Upload, resolve
 from smtrain.job.request import checkpoint_uri, create_training_job, image_of, output_uri
-from smtrain.job.target import Target, TargetName
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Chain:
         base = self.base_name(stage)
         # One call answers both questions about a train stage: done already, and does another one write.
         siblings = self._known("train") if stage == "train" else self._attempts(base)
-        earlier = _attempts_at(base, siblings)
+        earlier = attempts_at(base, siblings)
         if stage == "compile" and self.look:
             earlier += self._compiled(earlier)
         name = base if not earlier else f"{base}-{len(earlier) + 1}"
@@ -189,32 +189,7 @@ class Chain:
         return [job]
 
     def _attempts(self, base: str) -> list[Job]:
-        return _attempts_at(base, list_jobs(self.target, name_contains=base, limit=1000)) if self.look else []
+        return attempts_at(base, list_jobs(self.target, name_contains=base, limit=1000)) if self.look else []
 
     def _known(self, stage: Stage) -> list[Job]:
         return jobs_of(self.target, self.config.name, stage) if self.look else []
-
-
-def jobs_of(target: Target, run: str, stage: Stage) -> list[Job]:
-    """The jobs of one stage of one run, newest first; a run `b` has none of those of `a-b` or of `b-train-c`."""
-    name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
-    found = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
-    return [job for job in found if name.fullmatch(job.name)]
-
-
-def _attempts_at(base: str, jobs: list[Job]) -> list[Job]:
-    return [job for job in jobs if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
-
-
-def list_jobs(target: Target, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
-    """Training jobs of the target, newest first."""
-    ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
-    ask["PaginationConfig"] = {"PageSize": min(limit, 100)}
-    if name_contains:
-        ask["NameContains"] = name_contains
-    jobs: list[Job] = []
-    for page in target.sagemaker.get_paginator("list_training_jobs").paginate(**ask):
-        jobs += [Job.from_summary(target, row) for row in page["TrainingJobSummaries"]]
-        if len(jobs) >= limit:
-            break
-    return jobs[:limit]

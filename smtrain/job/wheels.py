@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.target import Target
 from smtrain.facts import table
 from smtrain.home import home
 from smtrain.job.bundle import entrypoints_folder
 from smtrain.job.inputs import Upload
-from smtrain.job.target import Target
 from smtrain.text import Say
 
 SECONDS = 180  # for the download

@@ -2,7 +2,7 @@
 
     endpoint = ensure_running()
     sagemaker = endpoint.session().client("sagemaker")
-    plane().faults(throttle=0.3)      # what can be made to go wrong: smtrain/local/switches.py
+    plane().faults(throttle=0.3)      # what can be made to go wrong: smtrain/testing/switches.py
 
 Only the client part lives here; moto and the executor are imported by the server process alone
 (`python -m smtrain.local.serve`).
@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smtrain.local.endpoint import Endpoint, ensure_running, running, shut_down
-    from smtrain.local.switches import Plane, plane
+    from smtrain.aws.local_plane import Endpoint, ensure_running, running, shut_down
+    from smtrain.testing.switches import Plane, plane
 
 _MODULES = {
     "Endpoint": "endpoint", "ensure_running": "endpoint", "running": "endpoint", "shut_down": "endpoint",

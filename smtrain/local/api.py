@@ -13,8 +13,8 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 
+from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.local import network, pools, refusals, room, validation
-from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.executor import Executor, arn_of
 from smtrain.local.jobs import Job
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.local_plane import Endpoint, state_folder
 from smtrain.errors import LocalError
 from smtrain.facts.sagemaker import ENDED
-from smtrain.local.endpoint import Endpoint, state_folder
 from smtrain.local.usage import aside, usage
 
 NAME = re.compile(r"(?P<run>.+)-(?P<stage>fetch|prepare|convert|compile|train|export|generate)-[0-9a-f]{8}(-\d+)?")

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from smtrain.aws.local_plane import CONTROL_PATH, Endpoint
 from smtrain.local import streams, synthetic
-from smtrain.local.endpoint import CONTROL_PATH, Endpoint
 from smtrain.local.executor import Executor
-from smtrain.local.faults import Faults
+from smtrain.testing.faults import Faults
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from botocore.config import Config
 
+from smtrain.aws.local_plane import ACCOUNT, REGION, Endpoint, state_folder
 from smtrain.local import pools, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
-from smtrain.local.endpoint import ACCOUNT, REGION, Endpoint, state_folder
-from smtrain.local.faults import OWN_CLIENT
 from smtrain.local.jobrun import JobRun
 from smtrain.local.jobs import Job
 from smtrain.local.logstream import replay
 from smtrain.local.quotas import Quotas
 from smtrain.local.streams import forget
+from smtrain.testing.faults import OWN_CLIENT
 
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError)
 RESTARTED = "InternalServerError: the local control plane was restarted while the job ran"

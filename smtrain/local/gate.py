@@ -7,8 +7,8 @@ import os
 import time
 from typing import Any
 
+from smtrain.aws.local_plane import READY_PATH
 from smtrain.local import signature
-from smtrain.local.endpoint import READY_PATH
 
 
 class Gate:

@@ -16,14 +16,14 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from smtrain.aws.local_plane import REGION, Endpoint, server_environment
 from smtrain.local import pools, processes
 from smtrain.local.channels import Channel, describe_inputs
-from smtrain.local.endpoint import REGION, Endpoint, server_environment
-from smtrain.local.faults import OWN_CLIENT
 from smtrain.local.files import within
 from smtrain.local.jobs import Job, hosts_of
 from smtrain.local.logstream import HostLog
 from smtrain.local.toolkit import Command, search_path
+from smtrain.testing.faults import OWN_CLIENT
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 OBEYS_WITHIN = 10.0  # seconds until a supervisor that does not do as told is ended with all it runs

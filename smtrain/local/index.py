@@ -12,10 +12,10 @@ from typing import Any
 
 from moto.s3 import models
 
+from smtrain.aws.local_plane import ACCOUNT
 from smtrain.disk import disk_number
 from smtrain.local import room
 from smtrain.local.blobs import BlobFolder
-from smtrain.local.endpoint import ACCOUNT
 
 # What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
 KEPT = (

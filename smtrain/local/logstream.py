@@ -13,8 +13,8 @@ from pathlib import Path
 
 from moto.cloudwatch.models import cloudwatch_backends
 
+from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import LOG_GROUP
-from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.jobs import Job
 from smtrain.local.streams import stream_of
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from smtrain.job.pools import first_difference
+from smtrain.facts.warm_pools import first_difference
 from smtrain.local.jobs import Job, hosts_of
 
 CACHE = "sagemaker/warmpoolcache"  # below /opt/ml

@@ -16,9 +16,9 @@ import botocore.session
 from moto.core.exceptions import JsonRESTError
 from moto.servicequotas.responses import ServiceQuotasResponse
 
+from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import PER_JOB, RUN_TIME, SPOT, TRAINING, WARM_POOL
 from smtrain.local import validation
-from smtrain.local.endpoint import ACCOUNT, REGION
 from smtrain.local.jobs import Job, hosts_of
 
 # Generous, so that only who sets a quota meets it.

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from smtrain.local.endpoint import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, state_folder
+from smtrain.aws.local_plane import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, state_folder
 from smtrain.local.files import write_atomically
 from smtrain.local.gate import Gate
 
@@ -95,7 +95,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     from smtrain.local import api, logs_api, quotas, room, store
     from smtrain.local.control import Control
     from smtrain.local.executor import Executor
-    from smtrain.local.faults import Faults
+    from smtrain.testing.faults import Faults
 
     before = _previous(state)
     access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()

@@ -16,7 +16,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.compat import HTTPHeaders
 from botocore.credentials import Credentials
 
-from smtrain.local.endpoint import CONTROL, control_token
+from smtrain.aws.local_plane import CONTROL, control_token
 
 _HEADER = re.compile(r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+),\s*SignedHeaders=([^,\s]+),\s*Signature=([0-9a-f]{64})$")
 _SIGNED = (

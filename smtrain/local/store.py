@@ -23,9 +23,9 @@ from moto import settings
 from moto.s3 import exceptions, models
 from moto.s3.responses import S3Response
 
+from smtrain.aws.local_plane import ACCOUNT
 from smtrain.local import room
 from smtrain.local.blobs import Blob, BlobFolder
-from smtrain.local.endpoint import ACCOUNT
 from smtrain.local.index import Adopted, Index, opened, restore
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from moto.logs.exceptions import InvalidParameterException, ResourceNotFoundException
 from moto.logs.models import LogStream, logs_backends
 
+from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import LOG_GROUP
-from smtrain.local.endpoint import ACCOUNT, REGION
 
 PAGE_EVENTS, PAGE_BYTES, EVENT_BYTES = 10_000, 1 << 20, 26  # API reference of GetLogEvents
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from smtrain.local.endpoint import state_folder
+from smtrain.aws.local_plane import state_folder
 
 KINDS = {
     "S3 objects": "inputs, checkpoints, outputs of jobs",

@@ -8,10 +8,10 @@ from functools import cache
 from math import prod
 from typing import Any, Literal
 
-from smtrain.checkpoint.layout import Layout
 from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -136,7 +136,7 @@ def cut(shape: ModelShape, tp: int) -> Cut:
 
 
 def layers_of(layers: int, pp: int, stage: int) -> int:
-    """Decoder layers of a pipeline stage: contiguous blocks, the remainder on the last ones (checkpoint/layout.py)."""
+    """Decoder layers of a pipeline stage: contiguous blocks, the remainder on the last ones (model/layout.py)."""
     each, extra = divmod(layers, pp)
     return each + (stage >= pp - extra)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from smtrain.aws.calls import spell
 from smtrain.config import JobConfig, Stage
 from smtrain.errors import ConfigError
-from smtrain.job.calls import spell
 from smtrain.job.stages import Chain
 from smtrain.preflight.findings import Finding
 

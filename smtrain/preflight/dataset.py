@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.s3 import split_uri
 from smtrain.config import textfiles
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import mismatches
-from smtrain.container import PREPARED_FORMAT
+from smtrain.contract.container import PREPARED_FORMAT
 from smtrain.facts.filesystems import is_mounted
-from smtrain.job.inputs import split_uri
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 

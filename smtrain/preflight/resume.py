@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smtrain.contract.owner import OwnerError, owner_uri
 from smtrain.errors import JobError
-from smtrain.job.checkpoints import saved_steps
+from smtrain.handle.checkpoints import saved_steps
 from smtrain.job.ownership import look
 from smtrain.job.request import checkpoint_uri
-from smtrain.owner import OwnerError, owner_uri
 from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
 

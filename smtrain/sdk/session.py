@@ -6,14 +6,14 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from smtrain.aws.s3 import split_uri
+from smtrain.aws.target import Target
 from smtrain.config.secrets import is_secret
 from smtrain.errors import ConfigError
-from smtrain.job.create import answer_was_lost
-from smtrain.job.handle import Job
-from smtrain.job.inputs import split_uri
-from smtrain.job.target import Target
+from smtrain.handle.job import Job
+from smtrain.sdk.lost_answer import answer_was_lost
 
-# What a session's defaults file becomes once it is made: the file has been read (job/defaults.py), so that the SDK has
+# What a session's defaults file becomes once it is made: the file has been read (aws/defaults.py), so that the SDK has
 # nothing to add, and its telemetry, which sends the text of errors, is off. Given to the constructor, it would be
 # validated three times over.
 CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}

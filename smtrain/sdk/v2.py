@@ -11,7 +11,7 @@ from sagemaker.inputs import FileSystemInput, TrainingInput
 from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
-from smtrain.job.target import Target
+from smtrain.aws.target import Target
 from smtrain.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
 
 

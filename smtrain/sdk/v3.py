@@ -29,9 +29,9 @@ from sagemaker.core.training.configs import (
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.train import ModelTrainer
 
+from smtrain.aws.patience import Patience
+from smtrain.aws.target import Target
 from smtrain.follow.follower import PACES
-from smtrain.follow.patience import Patience
-from smtrain.job.target import Target
 from smtrain.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
 
 
@@ -93,7 +93,7 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
         return made
 
     def _populate_intelligent_defaults(self) -> None:
-        """The defaults file has been read: job/defaults.py, for every way to send a request alike."""
+        """The defaults file has been read: aws/defaults.py, for every way to send a request alike."""
 
 
 def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Trainer:

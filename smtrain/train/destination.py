@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import manifest
-from smtrain.container import Container
+from smtrain.contract.container import Container
+from smtrain.contract.lineage import Line
+from smtrain.contract.owner import EVERY, Fence, OwnerError, container_fence
 from smtrain.engine.nxd import whole
 from smtrain.errors import SmtrainError
-from smtrain.lines import Line
-from smtrain.owner import EVERY, Fence, OwnerError, container_fence
 from smtrain.text import Say
 
 VARIABLE = "SMTRAIN_CHECKPOINTS"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from smtrain.config import JobConfig
 from smtrain.config.secrets import hide
-from smtrain.container import Container
+from smtrain.contract.container import Container
 from smtrain.disk import disk_sentence
 from smtrain.errors import SmtrainError
 from smtrain.train.last_words import say, within

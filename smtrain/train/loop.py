@@ -13,9 +13,9 @@ import torch
 
 from smtrain.checkpoint.manifest import step_folder
 from smtrain.config import JobConfig
+from smtrain.contract.lineage import Line
 from smtrain.engine.base import Engine, StepResult
 from smtrain.errors import SmtrainError
-from smtrain.lines import Line
 from smtrain.train.destination import Destination
 from smtrain.train.first_step import FirstStep
 from smtrain.train.health import LossWatch, StallWatch

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from smtrain.checkpoint import manifest as checkpoint_manifest
 from smtrain.checkpoint.verifying import Verification, Watch, deal, host_of
 from smtrain.config import JobConfig
-from smtrain.container import Container
+from smtrain.contract.container import Container
+from smtrain.contract.lineage import Line
 from smtrain.engine.base import Engine
 from smtrain.engine.nxd import whole
 from smtrain.errors import CheckpointError
-from smtrain.lines import Line
 from smtrain.train.engines import Gather, Records
 from smtrain.train.position import arithmetic
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
-from smtrain.container import Container
+from smtrain.contract.container import Container
 from smtrain.data import firstread
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest

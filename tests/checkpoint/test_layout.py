@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from smtrain.checkpoint.layout import Layout, Shard
 from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape, Role
+from smtrain.model.layout import Layout, Shard
 from tests.checkpoint.models import configs
 
 ORDERS = st.sampled_from(["grouped", "tiled"])

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest, pruning
 from smtrain.checkpoint.convert import convert
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import (
     KINDS,
@@ -26,9 +25,10 @@ from smtrain.checkpoint.native import (
     write_safetensors,
 )
 from smtrain.checkpoint.verifying import verify
+from smtrain.contract.lineage import Line
 from smtrain.errors import CheckpointError
-from smtrain.lines import Line
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 from tests.checkpoint.models import configs
 
 LLAMA = {

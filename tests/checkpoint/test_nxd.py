@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from smtrain.checkpoint import torchzip
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.hf import HFSource, write_hf
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.nxd_writer import write_nxd
 from smtrain.checkpoint.places import place
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "nxd"

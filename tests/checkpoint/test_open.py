@@ -14,14 +14,14 @@ from smtrain.checkpoint.about import inspect
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.export import export
 from smtrain.checkpoint.hf import HFSource
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.manifest import Manifest, step_folder, write_manifest
 from smtrain.checkpoint.native import NativeSource, model_file, write_safetensors
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
+from smtrain.contract.lineage import Line
 from smtrain.errors import CheckpointError
-from smtrain.lines import Line
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 

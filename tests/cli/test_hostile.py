@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.cli import main
+from smtrain.contract.log_lines import Line
 from smtrain.errors import ConfigError, JobError
 from smtrain.follow.notebook import bundle_of
 from smtrain.follow.progress import Progress
-from smtrain.job.logs import Line
 from smtrain.local import ensure_running
 from smtrain.text import clean, say
 

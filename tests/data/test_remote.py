@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.downloads import download
 from smtrain.data.prepare import prepare
 from smtrain.data.sources import find_files
 from smtrain.errors import DataError
-from smtrain.job.downloads import download
 from smtrain.local import ensure_running
 
 pytestmark = pytest.mark.slow

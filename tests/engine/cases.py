@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.native import NativeSource
+from smtrain.contract.lineage import Line
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.native import NativeEngine, persist
 from smtrain.errors import SmtrainError
-from smtrain.lines import Line
 from smtrain.model.families import ModelShape
 
 BATCH, SEQ_LEN, STEPS = 8, 32, 20

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.convert import convert
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.native import KINDS, NativeSource, StateReader, model_file
 from smtrain.checkpoint.verifying import verify
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import Died, World

@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from smtrain.job.target import Target
+from smtrain.aws.target import Target
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 BEGAN = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.timezone.utc)

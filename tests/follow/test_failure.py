@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from smtrain.contract.log_lines import Line
 from smtrain.facts import table
 from smtrain.follow.blocks import blocks_of
 from smtrain.follow.failure import causes, explain
-from smtrain.job.logs import Line
 
 from .cloudwatch import told
 

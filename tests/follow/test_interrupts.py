@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.follow.interrupts import interruptible, interrupts, pause
+from smtrain.interrupts import interruptible, interrupts, pause
 
 
 def press() -> None:
@@ -39,7 +39,7 @@ def test_a_pause_and_a_call_are_cut_short_at_once() -> None:
 
 
 def test_a_later_one_gets_out_of_what_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smtrain.follow.interrupts._STUCK_SECONDS", 0.3)
+    monkeypatch.setattr("smtrain.interrupts._STUCK_SECONDS", 0.3)
     with interrupts():
         press()
         threading.Timer(0.5, press).start()

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from smtrain.contract.log_lines import Line
 from smtrain.follow import notebook
 from smtrain.follow.follower import Told
-from smtrain.follow.interrupts import gently
-from smtrain.job.logs import Line
+from smtrain.interrupts import gently
 
 from .cloudwatch import told
 from .test_panel import training

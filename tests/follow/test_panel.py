@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from smtrain.aws.patience import Patience
+from smtrain.contract.log_lines import Line
 from smtrain.follow import panel
 from smtrain.follow.follower import Told
 from smtrain.follow.panel import LivePanel, written
-from smtrain.follow.patience import Patience
 from smtrain.follow.progress import SILENT_S, Progress
-from smtrain.job.logs import Line
 
 from .cloudwatch import BEGAN, told
 

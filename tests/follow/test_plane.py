@@ -22,11 +22,11 @@ from types import FrameType
 import pytest
 
 import smtrain
+from smtrain.aws.target import Target
+from smtrain.contract.log_lines import Line
 from smtrain.follow.follower import Follower
-from smtrain.job.logs import Line
-from smtrain.job.target import Target
 from smtrain.local import Plane, plane
-from smtrain.local.switches import SyntheticJob, digest_of
+from smtrain.testing.switches import SyntheticJob, digest_of
 
 HOSTS, LINES = 32, int(os.environ.get("SMTRAIN_FOLLOW_LINES", "300"))
 

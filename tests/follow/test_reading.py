@@ -12,15 +12,15 @@ from botocore.exceptions import CredentialRetrievalError, TokenRetrievalError, U
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smtrain.aws import patience as patience_module
+from smtrain.aws.patience import Patience
+from smtrain.contract.log_lines import Line
 from smtrain.errors import JobError
-from smtrain.follow import patience as patience_module
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Follower, Pace
 from smtrain.follow.order import Order
-from smtrain.follow.patience import Patience
 from smtrain.follow.reading import LogReading, last_lines
 from smtrain.follow.seen import MINUTE, Seen
-from smtrain.job.logs import Line
 
 from .cloudwatch import Logs, SageMaker, error, target, told, unreachable
 
@@ -252,7 +252,7 @@ def test_expired_credentials_say_how_to_come_back(
 ) -> None:
     from smtrain.follow.show import View
     from smtrain.follow.show import follow as show
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     logs = Logs()

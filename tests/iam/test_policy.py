@@ -13,8 +13,8 @@ import botocore.session
 import pytest
 
 import smtrain
+from smtrain.aws.s3 import list_objects
 from smtrain.iam import policies
-from smtrain.job.inputs import list_objects
 from tests.iam.wire import Call, allows, recorded
 
 ROLE = "arn:aws:iam::111122223333:role/training"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.job.stages import list_jobs
-from smtrain.job.target import Target
+from smtrain.aws.target import Target
+from smtrain.handle.listing import list_jobs
 from smtrain.local import Plane
 from smtrain.local import plane as plane_of
 

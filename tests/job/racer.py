@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
+from smtrain.aws.target import Target
+from smtrain.contract.owner import Fence, Owner, status_of
 from smtrain.errors import JobError
-from smtrain.job.target import Target
-from smtrain.owner import Fence, Owner, status_of
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import smtrain
-from smtrain.job.target import Target
+from smtrain.aws.target import Target
 
 AWS = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "B", "AWS_DEFAULT_REGION": "us-west-2"}
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.target import Target
 from smtrain.config import load_config
 from smtrain.errors import ConfigError, JobError
 from smtrain.job import graphs
-from smtrain.job.inputs import list_objects, split_uri
 from smtrain.job.stages import Chain, stages_of
-from smtrain.job.target import Target
 
 PATH = f"{Path(__file__).parent / 'neuron'}:{Path(sys.executable).parent}:/usr/bin:/bin"
 LIBRARY = importlib.util.find_spec("neuronx_distributed") is not None

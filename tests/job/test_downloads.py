@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.downloads import download
+from smtrain.aws.target import Target
 from smtrain.errors import JobError
-from smtrain.job.downloads import download
-from smtrain.job.target import Target
 
 FILES = {"config.json": b"{}", "sub/weights.bin": b"w" * 5000, "in-parts.bin": b"p" * (6 << 20)}
 

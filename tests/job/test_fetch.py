@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.target import Target
 from smtrain.config.schema import Secret
 from smtrain.job.bundle import entrypoints_folder
-from smtrain.job.target import Target
 from smtrain.local import ensure_running
 from tests.job.hub import Hub
 

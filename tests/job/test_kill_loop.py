@@ -23,10 +23,10 @@ import yaml
 from botocore.exceptions import ClientError
 
 import smtrain
-from smtrain.job.checkpoints import saved_steps
-from smtrain.job.inputs import list_objects, split_uri
-from smtrain.job.stages import list_jobs
-from smtrain.job.target import Target
+from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.target import Target
+from smtrain.handle.checkpoints import saved_steps
+from smtrain.handle.listing import list_jobs
 from smtrain.local import ensure_running, running, shut_down
 
 from .processes import ranks

@@ -18,11 +18,11 @@ import pytest
 from rich.console import Console
 
 import smtrain
+from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.target import Target
 from smtrain.checkpoint.about import verify
-from smtrain.demo.show import show
-from smtrain.job.inputs import list_objects, split_uri
-from smtrain.job.stages import list_jobs
-from smtrain.job.target import Target
+from smtrain.cli.demo_show import show
+from smtrain.handle.listing import list_jobs
 from smtrain.local import plane as local_plane
 from tests.job.processes import processes_of
 
@@ -123,7 +123,7 @@ def test_the_export_is_an_ordinary_model(whole: smtrain.Run, tmp_path: Path) -> 
 def test_the_demo_shows_all_but_the_curve_without_matplotlib(
     whole: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("matplotlib", "smtrain.report.figure"))]:
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "smtrain.follow.figure"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     console = Console(record=True, width=200, file=io.StringIO())

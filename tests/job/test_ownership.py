@@ -15,18 +15,19 @@ import yaml
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 import smtrain
-from smtrain import owner as ownership
+from smtrain.aws.downloads import download
+from smtrain.aws.target import Target
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.about import verify
+from smtrain.contract import owner as ownership
+from smtrain.contract.owner import Fence, Owner, OwnerError
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
-from smtrain.job.downloads import download
+from smtrain.handle.listing import jobs_of
 from smtrain.job.inputs import upload_all
-from smtrain.job.run import StageResult
-from smtrain.job.stages import Chain, jobs_of
-from smtrain.job.target import Target
+from smtrain.job.stages import Chain
 from smtrain.local import Plane
-from smtrain.owner import Fence, Owner, OwnerError
+from smtrain.submission.api import StageResult
 
 KIND = "ml.trn1.2xlarge"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.local_plane import ROLE
+from smtrain.aws.target import Target
 from smtrain.cli.call import call
-from smtrain.job import pools
-from smtrain.job.pools import first_difference
-from smtrain.job.target import Target
-from smtrain.local.endpoint import ROLE
+from smtrain.facts.warm_pools import first_difference
+from smtrain.submission import pools
 
 KIND = "ml.trn1.2xlarge"  # 1.54 dollars an hour in facts/prices.toml
 

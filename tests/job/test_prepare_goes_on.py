@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.downloads import download
 from smtrain.data.manifest import Manifest
 from smtrain.data.prepare import prepare
-from smtrain.job.downloads import download
 from smtrain.job.request import parts_uri
 from tests.job.processes import processes_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.target import Target
 from smtrain.errors import ConfigError
-from smtrain.job.target import Target
 
 PLACES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.s3 import list_objects, split_uri
 from smtrain.demo.inputs import CHAT_TEMPLATE
-from smtrain.job.inputs import list_objects, split_uri
 from tests.job.test_local_run import exact_records
 
 pytestmark = pytest.mark.slow

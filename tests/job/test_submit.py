@@ -18,12 +18,12 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import smtrain
-from smtrain.job import submit
-from smtrain.job.create import answer_was_lost
-from smtrain.job.stages import list_jobs
-from smtrain.job.target import Target
-from smtrain.job.waiting import PACE, Patience
+from smtrain.aws.target import Target
+from smtrain.handle.listing import list_jobs
 from smtrain.local import Plane
+from smtrain.sdk.lost_answer import answer_was_lost
+from smtrain.submission import one_job as submit
+from smtrain.submission.waiting import PACE, Patience
 
 KIND, OTHER = "ml.trn1.2xlarge", "ml.trn1.32xlarge"
 
@@ -56,7 +56,7 @@ def with_compute(config: dict[str, Any], **compute: Any) -> dict[str, Any]:
 
 def single_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """botocore gives up at once, as after twelve attempts."""
-    monkeypatch.setattr("smtrain.job.target.retrying", lambda _: Config(retries={"total_max_attempts": 1}))
+    monkeypatch.setattr("smtrain.aws.target.retrying", lambda _: Config(retries={"total_max_attempts": 1}))
 
 
 def test_a_config_submitted_twice_is_joined_and_again_doubles_it(
@@ -112,7 +112,7 @@ def test_a_lost_answer_makes_no_second_job(
 def test_a_lost_answer_is_known_by_the_clock_of_aws(monkeypatch: pytest.MonkeyPatch, skew_s: float) -> None:
     """This machine's clock may be an hour off: a job of a minute ago is ours, one of ten minutes ago is not."""
     there = datetime.now(timezone.utc)
-    monkeypatch.setattr("smtrain.job.create.time.time", lambda: there.timestamp() + skew_s)
+    monkeypatch.setattr("smtrain.submission.create.time.time", lambda: there.timestamp() + skew_s)
     error = ClientError(
         {
             "Error": {"Code": "ResourceInUse", "Message": "Job name must be unique"},

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from smtrain.aws import uploads
+from smtrain.aws.target import Target
+from smtrain.aws.uploads import owner, send
 from smtrain.errors import JobError
-from smtrain.job import uploads
 from smtrain.job.inputs import Upload, _content_addressed, described_uploads, upload_all
-from smtrain.job.target import Target
-from smtrain.job.uploads import owner, send
 
 PART = 5 << 20
 SIZE = 3 * PART + 1234
@@ -95,7 +95,7 @@ def test_a_killed_upload_is_gone_on_with(
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
         "from smtrain.job import uploads\n"
-        "from smtrain.job.target import Target\n"
+        "from smtrain.aws.target import Target\n"
         f"uploads.PART, uploads.SENDERS, target = {PART}, 1, Target('local')\n"
         "def die(params, **_):\n"
         "    if params['PartNumber'] == 3:\n"

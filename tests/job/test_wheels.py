@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.target import Target
 from smtrain.job import wheels
-from smtrain.job.target import Target
 
 IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-{}-sdk2.30.0-ubuntu24.04"
 

@@ -17,8 +17,8 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
+from smtrain.aws.local_plane import CONTROL_PATH
 from smtrain.local import Endpoint
-from smtrain.local.endpoint import CONTROL_PATH
 
 from .conftest import Client
 

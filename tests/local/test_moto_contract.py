@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import smtrain.local as package
+from smtrain.aws.local_plane import ACCOUNT
 from smtrain.local import moto_contract
-from smtrain.local.endpoint import ACCOUNT
 from smtrain.local.moto_contract import ADDED, CALLS, CHECKED_AGAINST, OBJECTS, RELEASES, REPLACED, USED
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -125,8 +125,8 @@ def replaced(folder: str) -> None:
     from moto.s3.models import FakeMultipart, s3_backends
     from moto.sagemaker.models import sagemaker_backends
 
+    from smtrain.aws.local_plane import BUCKET, REGION, ROLE, Endpoint
     from smtrain.local import api, logs_api, quotas, store, streams
-    from smtrain.local.endpoint import BUCKET, REGION, ROLE, Endpoint
     from smtrain.local.executor import Executor
     from smtrain.local.index import KEPT
 

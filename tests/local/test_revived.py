@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.target import Target
 from smtrain.errors import LocalError
-from smtrain.job.target import Target
 from smtrain.local import Endpoint, Plane, ensure_running, shut_down
 
 from .conftest import Client

@@ -124,6 +124,6 @@ def test_the_client_reads_the_table_without_torch() -> None:
     import sys
     from pathlib import Path
 
-    code = "import sys, smtrain.model.families, smtrain.checkpoint.layout; sys.exit('torch' in sys.modules)"
+    code = "import sys, smtrain.model.families, smtrain.model.layout; sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
-from smtrain.job.target import Target
+from smtrain.aws.target import Target
 
 Answer = Mapping[str, Any] | str | Callable[[dict[str, Any]], Any]
 """A reply, the code of an error, or a function of the parameters that gives one of both."""

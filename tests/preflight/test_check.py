@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.target import Target
 from smtrain.config import load_config
 from smtrain.job.stages import Chain, stages_of
-from smtrain.job.target import Target
 from smtrain.local import ensure_running
 from smtrain.preflight.api import CHECKS, before, look
 from smtrain.preflight.limits import violations
@@ -451,7 +451,7 @@ ALONE = """
 import json, sys
 from smtrain.config import load_config
 from smtrain.job.stages import Chain
-from smtrain.job.target import Target
+from smtrain.aws.target import Target
 from smtrain.preflight import api
 from smtrain.preflight.findings import Finding
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from smtrain.errors import JobError
-from smtrain.report.curve import draw, svg
-from smtrain.report.frame import frame
+from smtrain.follow.curve import draw, svg
+from smtrain.follow.frame import frame
 
 RECORDS = [
     {"step": 1.0, "loss": 4.0, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 10.0, "mfu": 0.4, "of": 3.0},
@@ -42,7 +42,7 @@ def test_a_missing_library_is_one_sentence(library: str, call: object, monkeypat
     for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, "smtrain.report.figure", raising=False)  # it is imported when a figure is drawn
+    monkeypatch.delitem(sys.modules, "smtrain.follow.figure", raising=False)  # it is imported when a figure is drawn
     sentence = rf"the package {library}, which is not installed; run `pip install .*'{library}"
     with pytest.raises(JobError, match=sentence):
         call(RECORDS)  # type: ignore[operator]

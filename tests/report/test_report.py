@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.report.curve import draw, save_curve
-from smtrain.report.sparkline import sparkline
+from smtrain.follow.curve import draw, save_curve
+from smtrain.follow.sparkline import sparkline
 
 
 def test_a_falling_loss_falls() -> None:

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import smtrain
-from smtrain.job.defaults import with_defaults
-from smtrain.job.target import Target
+from smtrain.aws.defaults import with_defaults
+from smtrain.aws.target import Target
 from tests.sdk.wire import SDK, Stopped, Wire, canonical, sent, start, target_with
 
 ROLE = "arn:aws:iam::999999999999:role/from-the-file"

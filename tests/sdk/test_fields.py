@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.target import Target
 from smtrain.job.stages import Chain
-from smtrain.job.target import Target
 from smtrain.local.refusals import fault_of
 from smtrain.preflight.limits import violations
 from tests.sdk.wire import sent

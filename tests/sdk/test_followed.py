@@ -13,8 +13,8 @@ import pytest
 
 import smtrain
 from smtrain.local import plane
-from smtrain.local.switches import Plane
 from smtrain.sdk import build
+from smtrain.testing.switches import Plane
 from tests.sdk.wire import SDK
 
 HOSTS = 32

@@ -10,10 +10,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 import smtrain
-from smtrain.job.create import create
+from smtrain.aws.target import Target, target_of
 from smtrain.job.stages import Chain
-from smtrain.job.target import Target, target_of
 from smtrain.sdk import build
+from smtrain.submission.create import create
 from tests.sdk.wire import SDK, start
 
 SCRIPT = "echo step=1 loss=2.5; cat ${SMTRAIN_ML_ROOT:-/opt/ml}/input/data/data/said.txt; echo $NOTE"
@@ -68,7 +68,7 @@ def test_an_altered_object_runs_and_the_job_is_ours_to_follow(prepared: dict[str
 
 
 def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, Any]) -> None:
-    from smtrain.job.inputs import list_objects
+    from smtrain.aws.s3 import list_objects
 
     sdk_job = altered(prepared)
     target = Target("local")

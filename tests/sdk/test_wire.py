@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smtrain
+from smtrain.aws.target import Target
 from smtrain.config import Stage
-from smtrain.job.target import Target
 from smtrain.sdk import build, installed
 from tests.sdk.wire import OF_ANY_CONFIG, SDK, Wire, canonical, sent, start, target_with
 
@@ -147,7 +147,7 @@ def test_without_an_sdk_boto3_sends_and_there_is_no_estimator(
 
     monkeypatch.setattr(metadata, "version", none)
     assert installed() is None
-    from smtrain.job.create import create
+    from smtrain.submission.create import create
 
     wire = Wire()
     with pytest.raises(Exception, match="CreateTrainingJob"):

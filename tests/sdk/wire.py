@@ -10,8 +10,8 @@ from typing import Any
 
 import botocore.session
 
+from smtrain.aws.target import Target
 from smtrain.config import STAGES
-from smtrain.job.target import Target
 from smtrain.sdk import build, installed
 
 # The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in both).

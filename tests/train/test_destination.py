@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from smtrain import owner as ownership
 from smtrain.checkpoint import manifest
-from smtrain.container import Container
-from smtrain.lines import Line
-from smtrain.owner import Fence, Owner, OwnerError, owner_uri
+from smtrain.contract import owner as ownership
+from smtrain.contract.container import Container
+from smtrain.contract.lineage import Line
+from smtrain.contract.owner import Fence, Owner, OwnerError, owner_uri
 from smtrain.train.destination import VARIABLE, Destination
 from tests.checkpoint.folders import LLAMA
 from tests.checkpoint.test_open import native
@@ -47,7 +47,7 @@ def line_of(container: Container, *steps: int) -> Line:
 
 
 def upload(uri: str, line: Line, name: str) -> None:
-    from smtrain.job.target import Target
+    from smtrain.aws.target import Target
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     Target("local").s3.upload_file(str(line.root / name), bucket, prefix + name)
@@ -80,7 +80,7 @@ def test_an_older_save_of_the_same_step_has_not_arrived_for_the_new_one(containe
 
 
 def test_a_job_that_has_lost_the_checkpoints_ends_before_its_next_manifest(container: Container, uri: str) -> None:
-    from smtrain.job.target import Target
+    from smtrain.aws.target import Target
 
     destination = Destination(container, line_of(container), print)
     destination.allowed()

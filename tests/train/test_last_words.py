@@ -26,7 +26,7 @@ STALLED = """
 import time
 from smtrain.train import health
 from smtrain.train.entry import fail
-from smtrain.container import Container
+from smtrain.contract.container import Container
 
 container = Container.from_files()
 watch = health.StallWatch(0.5 / 60, lambda message: fail(container, message))

@@ -76,7 +76,7 @@ class Late:
 
 def go(rank: int, folder: Path, stopped: bool, spoilt: int | None) -> tuple[list[str], Any, list[str]]:
     """What the loop asked of an engine whose numbers come late, how it ended, and the checkpoints left."""
-    from smtrain.lines import Line
+    from smtrain.contract.lineage import Line
     from smtrain.train.health import LossWatch, StallWatch
     from smtrain.train.loop import StopRequest, train
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.manifest import NAME, Manifest
 from smtrain.config import JobConfig
-from smtrain.container import Container
+from smtrain.contract.container import Container
 from smtrain.data.prepare import prepare
 from smtrain.engine.native import persist
 from smtrain.errors import SmtrainError

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from smtrain.checkpoint import manifest
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.contract.lineage import Line
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
 from smtrain.engine.native import comm, persist
@@ -21,9 +21,9 @@ from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.native.zero1 import Zero1AdamW
 from smtrain.errors import CheckpointError, ConfigError
-from smtrain.lines import Line
 from smtrain.model.families import ModelShape
 from smtrain.model.labels import IGNORED
+from smtrain.model.layout import Layout
 
 
 class NativeEngine:

@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-from smtrain.checkpoint.layout import Layout, Shard
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import ParallelOptions
 from smtrain.engine.initial import RandomWeights
@@ -27,6 +26,7 @@ from smtrain.engine.native.comm import Mesh
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
 from smtrain.model.hf_config import normalise
+from smtrain.model.layout import Layout, Shard
 from smtrain.model.transformers_build import check_model, transformers_config
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from neuronx_distributed.utils import get_device, mark_step
 from torch import nn
 from torch_neuronx.utils import get_platform_target
 
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.contract.lineage import Line
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
 from smtrain.engine.nxd import persist, whole
@@ -32,10 +32,10 @@ from smtrain.engine.nxd.optimizer import ClippedAdamW, groups
 from smtrain.engine.nxd.persist import SaveOptions
 from smtrain.engine.nxd.weights import begin_with, fill
 from smtrain.errors import CheckpointError, ConfigError
-from smtrain.lines import Line
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import normalise
 from smtrain.model.labels import IGNORED
+from smtrain.model.layout import Layout
 from smtrain.model.transformers_build import transformers_config
 
 

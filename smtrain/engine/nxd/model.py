@@ -19,10 +19,10 @@ from neuronx_distributed.parallel_layers.mappings import copy_to_tensor_model_pa
 from neuronx_distributed.parallel_layers.parallel_state import get_kv_shared_group
 from torch import nn
 
-from smtrain.checkpoint.layout import Layout
 from smtrain.engine.nxd.attention import CoreAttention, Rotary
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import HFConfig
+from smtrain.model.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.nxd_names import stored
 from smtrain.model.families import FAMILIES
+from smtrain.model.layout import Layout
 
 SHARE = "smtrain_share"  # key of a parameter group: how much of its squared norm this rank adds to the model's
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from smtrain.checkpoint.layout import Layout
 from smtrain.checkpoint.nxd_names import stored
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.initial import RandomWeights
 from smtrain.errors import CheckpointError
+from smtrain.model.layout import Layout
 
 
 @torch.no_grad()

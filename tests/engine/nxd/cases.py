@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import manifest
+from smtrain.contract.lineage import Line
 from smtrain.engine.base import ParallelOptions
 from smtrain.errors import SmtrainError
-from smtrain.lines import Line
 from tests.engine import cases
 from tests.engine.cases import BATCH, OPTIMIZER, STEPS, Memory, weights
 from tests.engine.nxd import shim

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.local_plane import CONTROL, CONTROL_PATH, Endpoint, control_token, ensure_running
 from smtrain.errors import LocalError
-from smtrain.local.endpoint import CONTROL, CONTROL_PATH, Endpoint, control_token, ensure_running
 from smtrain.local.synthetic import line_of
 
 

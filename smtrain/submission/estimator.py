@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smtrain.aws.target import TargetName, target_of
 from smtrain.config import Stage, load_config
 from smtrain.config.load import Source
 from smtrain.edge import public
@@ -12,7 +13,6 @@ from smtrain.errors import ConfigError
 from smtrain.extras import install
 from smtrain.job.inputs import upload_all
 from smtrain.job.stages import Chain
-from smtrain.job.target import TargetName, target_of
 from smtrain.job.wheels import travelling
 from smtrain.sdk import build, installed
 

@@ -10,15 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain.aws.attach import place_of
+from smtrain.aws.s3 import split_uri
+from smtrain.aws.target import Target, TargetName
+from smtrain.contract.log_lines import STEP_PATTERN, Line, step_records
 from smtrain.edge import public_class
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
-from smtrain.job.attach import place_of
-from smtrain.job.checkpoints import saved_steps
-from smtrain.job.inputs import split_uri
-from smtrain.job.logs import STEP_PATTERN, Line, step_records
-from smtrain.job.results import What, fetch
-from smtrain.job.target import Target, TargetName
+from smtrain.handle.checkpoints import saved_steps
+from smtrain.handle.results import What, fetch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ class Job:
     """
 
     def __init__(self, name: str, target: TargetName | Target | None = None) -> None:
-        """A name or an ARN. Without `target` the job is looked for as `smtrain.job.attach` says: here, else on AWS."""
+        """A name or an ARN. Without `target` the job is looked for as `smtrain.aws.attach` says: here, else on AWS."""
         self.name, self.target = (name, target) if isinstance(target, Target) else place_of(name, target)
         if not _NAME.fullmatch(self.name):
             raise JobError(f"{name!r} cannot be the name of a job; `smtrain list` shows those there are")
@@ -83,15 +83,15 @@ class Job:
     # ---- state
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer; raises `JobError` where there is no such job."""
+        from smtrain.aws.patience import impatient
         from smtrain.follow.follower import describe
-        from smtrain.follow.patience import impatient
 
         return self.note(describe(self.target, self.name, impatient(self.target)))
 
     def look(self) -> dict[str, Any]:
         """`describe` for whoever waits: outlasts a network that is away for as long as a follow does."""
+        from smtrain.aws.patience import Patience
         from smtrain.follow.follower import PACES, describe
-        from smtrain.follow.patience import Patience
 
         return self.note(describe(self.target, self.name, Patience(PACES[self.target.name].limit)))
 
@@ -256,13 +256,13 @@ class Job:
     # ---- numbers
     def metrics(self) -> DataFrame:
         """A pandas DataFrame by step: loss, grad_norm, lr, tokens_per_s, mfu. `records` needs no pandas."""
-        from smtrain.report.frame import frame
+        from smtrain.follow.frame import frame
 
         return frame(self.records)
 
     def plot(self) -> Figure:
         """Loss and gradient norm by step as a matplotlib Figure, which a notebook shows."""
-        from smtrain.report.curve import draw
+        from smtrain.follow.curve import draw
 
         return draw(self.records, self.name)
 
@@ -274,7 +274,7 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Status, curve and cost for a notebook."""
-        from smtrain.report.html import card
+        from smtrain.follow.html import card
 
         try:
             return card(self)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.calls import PERSIST_S
+from smtrain.aws.target import Target
 from smtrain.errors import JobError
-from smtrain.job.calls import PERSIST_S
-from smtrain.job.target import Target
 
 PART = 32 << 20
 """Bytes of a part; what is not larger is sent in one call. S3 takes 5 MiB at least, and 10,000 parts at most."""
@@ -33,7 +33,7 @@ def owner(target: Target, bucket: str) -> dict[str, str]:
     """`ExpectedBucketOwner` where the account that a bucket must belong to is known: for SageMaker's default bucket,
     whose name says it and which anyone could have made before, and on this machine."""
     if target.name == "local":
-        from smtrain.local.endpoint import ACCOUNT
+        from smtrain.aws.local_plane import ACCOUNT
 
         return {"ExpectedBucketOwner": ACCOUNT}
     named = re.fullmatch(r"sagemaker-[a-z0-9-]+-(\d{12})", bucket)
@@ -58,7 +58,7 @@ def send(target: Target, bucket: str, key: str, body: Path | bytes, sha256: str 
 
 def _persist(method: Any, stopped: threading.Event | None = None, /, **asked: Any) -> Any:
     """A call that outlasts a network which is away for some minutes, unless it is `stopped` meanwhile."""
-    from smtrain.follow.patience import Patience
+    from smtrain.aws.patience import Patience
 
     def pause(seconds: float) -> None:
         assert stopped

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from smtrain.aws.calls import PERSIST_S
+from smtrain.aws.patience import Patience
+from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.target import Target
+from smtrain.aws.uploads import owner
 from smtrain.errors import JobError
-from smtrain.follow.patience import Patience
-from smtrain.job.calls import PERSIST_S
-from smtrain.job.inputs import list_objects, split_uri
-from smtrain.job.target import Target
-from smtrain.job.uploads import owner
 
 
 @dataclass(frozen=True)

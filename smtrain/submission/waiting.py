@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from smtrain.job.target import TargetName
+from smtrain.aws.target import TargetName
 
 # Seconds of the first and of the longest pause. AWS has machines again after minutes, this machine at once.
 PACE: dict[TargetName, tuple[float, float]] = {"aws": (60.0, 900.0), "local": (0.5, 5.0)}

@@ -2,7 +2,7 @@
 
 A call that is refused for now (throttled, a fault of the service) is tried up to twelve times. One that gets no answer
 at all is given up after some seconds, so that every command ends with a sentence while somebody is looking; whoever
-wants to outlast a network that is gone repeats the call itself (`smtrain.follow.patience`).
+wants to outlast a network that is gone repeats the call itself (`smtrain.aws.patience`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from smtrain.aws.region import VARIABLES, region_of
 from smtrain.edge import SPELLERS
-from smtrain.job.region import VARIABLES, region_of
 from smtrain.text import clean_values
 
 if TYPE_CHECKING:

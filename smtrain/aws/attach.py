@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from smtrain.aws.target import Target, TargetName
 from smtrain.errors import ConfigError
-from smtrain.job.target import Target, TargetName
 
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
 
@@ -30,13 +30,13 @@ def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
 
 
 def _local_account() -> str:
-    from smtrain.local.endpoint import ACCOUNT
+    from smtrain.aws.local_plane import ACCOUNT
 
     return ACCOUNT
 
 
 def _kept_here(name: str) -> bool:
-    from smtrain.local.endpoint import home_folder, state_folder
+    from smtrain.aws.local_plane import home_folder, state_folder
 
     return bool(name) and "/" not in name and (state_folder(home_folder()) / "jobs" / name).is_dir()
 

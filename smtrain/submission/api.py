@@ -9,22 +9,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain.aws.target import TargetName, target_of
 from smtrain.config import JobConfig, Stage, load_config
 from smtrain.config.load import Source
 from smtrain.config.units import spell
+from smtrain.contract.log_lines import Line
 from smtrain.edge import public, public_class
 from smtrain.errors import JobError
-from smtrain.follow.interrupts import Interrupted, gently
 from smtrain.follow.show import View, follow
+from smtrain.handle.job import Job
+from smtrain.handle.listing import jobs_of
+from smtrain.handle.results import What
+from smtrain.interrupts import Interrupted, gently
 from smtrain.job import graphs
-from smtrain.job.handle import Job
-from smtrain.job.logs import Line
-from smtrain.job.preview import Request
-from smtrain.job.results import What
-from smtrain.job.stages import Chain, StagePlan, jobs_of, stages_of
-from smtrain.job.submit import standing, submit
-from smtrain.job.target import TargetName, target_of
+from smtrain.job.stages import Chain, StagePlan, stages_of
 from smtrain.preflight.api import before
+from smtrain.submission.one_job import standing, submit
+from smtrain.submission.preview import Request
 from smtrain.text import Say
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Run:
 
     def metrics(self) -> DataFrame:
         """`records` as a pandas DataFrame by step."""
-        from smtrain.report.frame import frame
+        from smtrain.follow.frame import frame
 
         return frame(self.records)
 

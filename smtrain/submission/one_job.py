@@ -11,24 +11,25 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from smtrain.aws.quotas import Refusal
 from smtrain.config.units import spell
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
-from smtrain.job import pools
-from smtrain.job.create import answer_was_lost, create
-from smtrain.job.handle import Job
+from smtrain.handle.job import Job
 from smtrain.job.inputs import upload_all
 from smtrain.job.ownership import claim
-from smtrain.job.quotas import Refusal
 from smtrain.job.stages import Chain, StagePlan
-from smtrain.job.waiting import LOOK, Patience
 from smtrain.job.wheels import travelling
+from smtrain.sdk.lost_answer import answer_was_lost
+from smtrain.submission import pools
+from smtrain.submission.create import create
+from smtrain.submission.waiting import LOOK, Patience
 from smtrain.text import Say
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
-    from smtrain.owner import Fence
+    from smtrain.contract.owner import Fence
 
 
 def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> Job:

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.job.inputs import list_objects, split_uri
-from smtrain.job.target import Target
-from smtrain.lines import Lines
+from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.target import Target
+from smtrain.contract.lineage import Lines
 
 _RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine nxd
 

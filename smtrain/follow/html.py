@@ -13,12 +13,12 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
+from smtrain.follow.curve import picture
 from smtrain.follow.progress import Progress
-from smtrain.report.curve import picture
 from smtrain.text import clean
 
 if TYPE_CHECKING:
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
 _COLOURS = {"Completed": "#2e7d32", "Failed": "#c62828", "Stopped": "#8a5a00", "Stopping": "#8a5a00"}
 _RUNNING = "#1565c0"

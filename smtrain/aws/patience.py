@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from smtrain.aws.calls import ANSWER_S
+from smtrain.aws.target import Target
 from smtrain.errors import JobError
-from smtrain.follow.interrupts import interruptible, pause
-from smtrain.job.calls import ANSWER_S
-from smtrain.job.target import Target
+from smtrain.interrupts import interruptible, pause
 
 _BUSY = frozenset(
     {

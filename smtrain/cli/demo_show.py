@@ -10,10 +10,10 @@ from rich.text import Text
 
 from smtrain.config.units import spell
 from smtrain.errors import JobError
+from smtrain.follow.curve import save_curve
+from smtrain.follow.sparkline import sparkline
 from smtrain.job.request import run_uri
-from smtrain.job.run import Run
-from smtrain.report.curve import save_curve
-from smtrain.report.sparkline import sparkline
+from smtrain.submission.api import Run
 from smtrain.text import clean
 
 

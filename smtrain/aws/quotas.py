@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from smtrain.aws.target import Target
 from smtrain.facts.sagemaker import quota_command
-from smtrain.job.target import Target
 
 _LIMIT = re.compile(
     r"service limit '(?P<name>.+?)' is (?P<limit>[\d.]+) .*?utilization of (?P<used>[\d.]+) "

@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
+from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.config.checks import secret_faults
 from smtrain.config.secrets import hide
 from smtrain.errors import ConfigError
-from smtrain.job.target import Target
 
 
 def sagemaker_defaults(target: Target) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from smtrain.aws.target import Target
 from smtrain.errors import ConfigError
-from smtrain.job.target import Target
 
 # Where Studio, its spaces and notebook instances say who they are (SageMaker Developer Guide).
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")

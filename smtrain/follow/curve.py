@@ -21,7 +21,7 @@ _NAN = float("nan")
 def draw(records: Records, title: str) -> Figure:
     """Loss and gradient norm by step. Raises `JobError` where matplotlib is not installed."""
     try:
-        from smtrain.report.figure import Picture
+        from smtrain.follow.figure import Picture
     except ImportError:
         raise JobError(missing("matplotlib")) from None
     steps = [record["step"] for record in records]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from smtrain.aws.downloads import download
+from smtrain.aws.s3 import list_objects
 from smtrain.errors import ConfigError, JobError
-from smtrain.job.downloads import download
-from smtrain.job.inputs import list_objects
 
 if TYPE_CHECKING:
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
 What = Literal["model", "checkpoints", "metrics", "all"]
 _KINDS: tuple[What, ...] = ("model", "checkpoints", "metrics")
@@ -70,7 +70,7 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
 
 def exported(job: Job, told: dict[str, Any]) -> Job | None:
     """The job that exported what an ended train job had trained; None where there is none yet."""
-    from smtrain.job.stages import jobs_of
+    from smtrain.handle.listing import jobs_of
 
     ours, ended = stage_of(job.name), told.get("TrainingEndTime")
     if ours is None or ours[1] != "train" or ended is None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from smtrain.aws.calls import aws_session, cleaned, retrying, spell, transferring
+from smtrain.aws.region import UNKNOWN
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
-from smtrain.job.calls import aws_session, cleaned, retrying, spell, transferring
-from smtrain.job.region import UNKNOWN
 
 if TYPE_CHECKING:
     import boto3
@@ -110,7 +110,7 @@ def reviving(endpoint: Endpoint) -> boto3.Session:
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.exceptions import HTTPClientError
 
-    from smtrain.local.endpoint import revive
+    from smtrain.aws.local_plane import revive
 
     def look(caught_exception: Exception | None = None, **_: Any) -> None:
         if isinstance(caught_exception, NoConnection | HTTPClientError):
@@ -138,7 +138,7 @@ def collector_paused() -> Iterator[None]:
 
 def _local() -> Any:
     """The control plane's client half; loaded when asked for, as it brings an HTTP client."""
-    from smtrain.local import endpoint
+    from smtrain.aws import local_plane as endpoint
 
     return endpoint
 

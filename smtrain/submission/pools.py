@@ -8,26 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from smtrain.aws.target import Target
 from smtrain.config.units import spell
 from smtrain.errors import JobError
-from smtrain.job.target import Target
-from smtrain.job.waiting import LOOK
+from smtrain.facts.warm_pools import agreement, first_difference
+from smtrain.submission.waiting import LOOK
 from smtrain.text import Say
-
-# What must be equal for a pool to be reused (SageMaker developer guide, "Train using managed warm pools"), in the order
-# in which a difference is named. Free: image, environment, hyperparameters, channels, output.
-FIELDS = (
-    ("ResourceConfig", "InstanceType"),
-    ("ResourceConfig", "InstanceCount"),
-    ("ResourceConfig", "VolumeSizeInGB"),
-    ("ResourceConfig", "VolumeKmsKeyId"),
-    ("RoleArn",),
-    ("VpcConfig", "Subnets"),
-    ("VpcConfig", "SecurityGroupIds"),
-    ("EnableInterContainerTrafficEncryption",),
-    ("EnableNetworkIsolation",),
-    ("SessionChainingConfig", "EnableSessionTagChaining"),
-)
 
 
 @dataclass(frozen=True)
@@ -80,7 +66,7 @@ def release(target: Target, job: str) -> None:
     """End the warm pool that a job left. Raises `JobError` where there is none any more."""
     from botocore.exceptions import ClientError
 
-    from smtrain.job.handle import Job
+    from smtrain.handle.job import Job
 
     status = Job(job, target).describe().get("WarmPoolStatus", {}).get("Status")
     if status not in ("Available", "InUse"):
@@ -112,7 +98,7 @@ def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float 
     if users:
         say(f"will not wait for {users[0]}, whose warm pool would match once it ends; set compute.pool_wait to wait")
     elif pools:
-        nearest = max(pools, key=lambda pool: _agreement(request, pool.request))
+        nearest = max(pools, key=lambda pool: agreement(request, pool.request))
         say(f"will miss the warm pool of {nearest.job}: {first_difference(request, nearest.request)}")
 
 
@@ -134,33 +120,3 @@ def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
             told: dict[str, Any] = target.sagemaker.describe_training_job(TrainingJobName=row["TrainingJobName"])
             if told.get("WarmPoolStatus"):
                 yield told
-
-
-def _agreement(request: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """How many fields agree before the first that does not."""
-    equal = [_at(request, path) == _at(other, path) for path in FIELDS]
-    return equal.index(False)
-
-
-def first_difference(request: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Why a job would not get the machines of another: "VolumeSizeInGB 256 is not 512"; None if it would.
-
-    Both are requests, or what Describe tells of a job.
-    """
-    for path in FIELDS:
-        ours, theirs = _at(request, path), _at(other, path)
-        if ours != theirs:
-            return f"{path[-1]} {_shown(ours)} is not {_shown(theirs)}"
-    return None
-
-
-def _at(request: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = request
-    for key in path:
-        value = (value or {}).get(key)
-    # Absent, false and empty mean the same to SageMaker; order of ids has no meaning.
-    return sorted(value) if isinstance(value, (list, tuple)) else value or None
-
-
-def _shown(value: Any) -> str:
-    return "unset" if value is None else ", ".join(value) if isinstance(value, list) else str(value)

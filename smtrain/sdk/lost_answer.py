@@ -1,4 +1,4 @@
-"""The one place where a CreateTrainingJob request leaves this process."""
+"""Whether a refused name is that of the very job that a first, unanswered call made."""
 
 from __future__ import annotations
 
@@ -6,28 +6,11 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from smtrain.config import JobConfig
-from smtrain.job.target import Target
-
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 # A job that an unanswered call of ours made is hardly older than this by AWS's clock, seconds.
 OURS = 300.0
-
-
-def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
-    """Send the request once: through the SageMaker SDK that `compute.sdk` means, else through boto3.
-
-    Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or
-    quota error from a fault of the request.
-    """
-    from smtrain.sdk import chosen, submit
-
-    if generation := chosen(target, config):
-        submit(generation, target, request)
-    else:
-        target.sagemaker.create_training_job(**request)
 
 
 def answer_was_lost(error: ClientError, told: dict[str, Any]) -> bool:

@@ -1,0 +1,51 @@
+"""What two jobs must share for the second to get the machines of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What must be equal for a pool to be reused (SageMaker developer guide, "Train using managed warm pools"), in the order
+# in which a difference is named. Free: image, environment, hyperparameters, channels, output.
+FIELDS = (
+    ("ResourceConfig", "InstanceType"),
+    ("ResourceConfig", "InstanceCount"),
+    ("ResourceConfig", "VolumeSizeInGB"),
+    ("ResourceConfig", "VolumeKmsKeyId"),
+    ("RoleArn",),
+    ("VpcConfig", "Subnets"),
+    ("VpcConfig", "SecurityGroupIds"),
+    ("EnableInterContainerTrafficEncryption",),
+    ("EnableNetworkIsolation",),
+    ("SessionChainingConfig", "EnableSessionTagChaining"),
+)
+
+
+def agreement(request: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """How many fields agree before the first that does not."""
+    equal = [_at(request, path) == _at(other, path) for path in FIELDS]
+    return equal.index(False)
+
+
+def first_difference(request: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Why a job would not get the machines of another: "VolumeSizeInGB 256 is not 512"; None if it would.
+
+    Both are requests, or what Describe tells of a job.
+    """
+    for path in FIELDS:
+        ours, theirs = _at(request, path), _at(other, path)
+        if ours != theirs:
+            return f"{path[-1]} {_shown(ours)} is not {_shown(theirs)}"
+    return None
+
+
+def _at(request: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = request
+    for key in path:
+        value = (value or {}).get(key)
+    # Absent, false and empty mean the same to SageMaker; order of ids has no meaning.
+    return sorted(value) if isinstance(value, (list, tuple)) else value or None
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else ", ".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,36 @@
+"""The jobs of a target, of a run, of a stage."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from smtrain.aws.target import Target
+from smtrain.config.schema import Stage
+from smtrain.handle.job import Job
+
+
+def jobs_of(target: Target, run: str, stage: Stage) -> list[Job]:
+    """The jobs of one stage of one run, newest first; a run `b` has none of those of `a-b` or of `b-train-c`."""
+    name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
+    found = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
+    return [job for job in found if name.fullmatch(job.name)]
+
+
+def attempts_at(base: str, jobs: list[Job]) -> list[Job]:
+    """Those of the jobs that are attempts at one stage: `base`, `base-2`, `base-3`..."""
+    return [job for job in jobs if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
+
+
+def list_jobs(target: Target, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
+    """Training jobs of the target, newest first."""
+    ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
+    ask["PaginationConfig"] = {"PageSize": min(limit, 100)}
+    if name_contains:
+        ask["NameContains"] = name_contains
+    jobs: list[Job] = []
+    for page in target.sagemaker.get_paginator("list_training_jobs").paginate(**ask):
+        jobs += [Job.from_summary(target, row) for row in page["TrainingJobSummaries"]]
+        if len(jobs) >= limit:
+            break
+    return jobs[:limit]
