@@ -13,10 +13,11 @@ TYPE_CHECKING = False  # importing typing would cost more than all the rest of t
 if TYPE_CHECKING:
     from smtrain.checkpoint.convert import convert
     from smtrain.comparison.compare import Comparison, compare
-    from smtrain.config import JobConfig, load_config
+    from smtrain.config import JobConfig
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.handle.job import Job
     from smtrain.planner.api import plan
+    from smtrain.planner.resolve import load_config
     from smtrain.planner.result import Plan
     from smtrain.preflight import Finding, Report, check
     from smtrain.submission.api import Run, launch, request, run
@@ -27,7 +28,7 @@ __version__ = "0.1.0"
 _HOME = {
     "convert": "smtrain.checkpoint.convert",
     "JobConfig": "smtrain.config",
-    "load_config": "smtrain.config",
+    "load_config": "smtrain.planner.resolve",
     "SmtrainError": "smtrain.errors",
     "ConfigError": "smtrain.errors",
     "DataError": "smtrain.errors",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,19 @@ _SPELLED = (
     (re.compile(r"read-?only (file system|database)|os error 30\b", re.I), errno.EROFS),
     (re.compile(r"input/output error|disk i/o error|unable to open database|os error 5\b", re.I), errno.EIO),
 )
+_PROBE_BYTES = 1 << 16
+
+
+def probe(folder: Path) -> None:
+    """Raise OSError where the disk of this folder takes nothing more."""
+    file = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
+    try:
+        with open(file, "wb", buffering=0) as handle:
+            if handle.write(bytes(_PROBE_BYTES)) < _PROBE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle.fileno())
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def disk_number(error: BaseException) -> int | None:

@@ -62,7 +62,7 @@ def raw(model_folder: Path, text_folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def local_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """$SMTRAIN_HOME of this test process, whose control plane is ended at the end."""
-    from smtrain.local import shut_down
+    from smtrain.aws.local_plane import shut_down
 
     folder = tmp_path_factory.mktemp("smtrain-home")
     with pytest.MonkeyPatch.context() as patch:

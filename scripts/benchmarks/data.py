@@ -354,7 +354,7 @@ def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
     """The files of `source` in local S3, mounted as FastFile channels are. Raises OSError where that is impossible."""
     if not (Path("/dev/fuse").exists() and shutil.which("fusermount3")):
         raise OSError("/dev/fuse or fusermount3 is missing")
-    from smtrain.local import ensure_running
+    from smtrain.aws.local_plane import ensure_running
 
     endpoint = ensure_running()
     client = endpoint.session().client("s3")

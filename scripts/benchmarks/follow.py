@@ -12,10 +12,11 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 
+from smtrain.aws.local_plane import shut_down
 from smtrain.aws.target import Target
 from smtrain.contract.log_lines import Line
 from smtrain.follow.follower import Follower
-from smtrain.local import plane, shut_down
+from smtrain.testing.switches import plane
 
 
 def main() -> None:

@@ -172,8 +172,8 @@ def main() -> None:
     from pathlib import Path
 
     import smtrain
+    from smtrain.aws.local_plane import ensure_running
     from smtrain.job.bundle import build_bundle
-    from smtrain.local import ensure_running
 
     plane = ensure_running()
     with contextlib.suppress(plane.session().client("s3").exceptions.BucketAlreadyOwnedByYou):

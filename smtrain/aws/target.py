@@ -17,7 +17,7 @@ from smtrain.errors import ConfigError, JobError
 if TYPE_CHECKING:
     import boto3
 
-    from smtrain.local import Endpoint
+    from smtrain.aws.local_plane import Endpoint
 
 TargetName = Literal["local", "aws"]
 
@@ -37,7 +37,7 @@ class Target:
     def session(self) -> boto3.Session:
         """The boto3 session; for `local` this starts the control plane if none runs."""
         if self.name == "local":
-            from smtrain.local import ensure_running
+            from smtrain.aws.local_plane import ensure_running
 
             return cleaned(reviving(ensure_running()))
         return aws_session(self.region)

@@ -21,6 +21,6 @@ def schema() -> None:
 @app.command()
 def show(config: options.Config, set_: options.Set = None) -> None:
     """Check a config and print it whole, defaults included, as YAML."""
-    from smtrain.config import load_config
+    from smtrain.planner.resolve import load_config
 
     say(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")

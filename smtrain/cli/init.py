@@ -38,10 +38,10 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
     """Write a commented config; asks for what no option says: the model, the text, and where to train."""
-    from smtrain.config import load_config
     from smtrain.config.sample import Machines, text_of, values
     from smtrain.config.yaml_file import parse
     from smtrain.errors import ConfigError
+    from smtrain.planner.resolve import load_config
     from smtrain.planner.subject import text_bytes
 
     if file.exists() and not force:

@@ -34,7 +34,7 @@ def launch(
 ) -> None:
     """Start one stage of a config and follow it."""
     from smtrain.cli.before import planned
-    from smtrain.config import load_config
+    from smtrain.planner.resolve import load_config
     from smtrain.submission.api import launch as launch_stage
 
     where, view = options.name_of(target), options.view_of(plain, every)

@@ -19,8 +19,7 @@ app = options.app()
 @app.command()
 def status() -> None:
     """Say whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
-    from smtrain.aws.local_plane import home_folder
-    from smtrain.local import running
+    from smtrain.aws.local_plane import home_folder, running
     from smtrain.local.usage import aside, usage
 
     endpoint, used = running(), usage(home_folder())
@@ -38,7 +37,7 @@ def status() -> None:
 @app.command()
 def stop() -> None:
     """Stop the control plane; jobs that run are ended, everything else is kept."""
-    from smtrain.local import shut_down
+    from smtrain.aws.local_plane import shut_down
 
     shut_down()
     say("stopped")
@@ -66,10 +65,9 @@ def clean(
 
     What a running job or an unfinished run needs stays.
     """
-    from smtrain.aws.local_plane import home_folder
+    from smtrain.aws.local_plane import ensure_running, home_folder
     from smtrain.config.units import seconds
     from smtrain.errors import ConfigError, LocalError
-    from smtrain.local import ensure_running
     from smtrain.local.clean import plan, remove
     from smtrain.local.usage import KINDS, spell_bytes, usage
 

@@ -34,8 +34,8 @@ def run(
 ) -> None:
     """Take a config through all its stages; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.before import planned
-    from smtrain.config import load_config
     from smtrain.job.stages import stages_of
+    from smtrain.planner.resolve import load_config
     from smtrain.submission.api import run as run_all
 
     options.folder_of("--download", download)

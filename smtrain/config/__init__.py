@@ -1,6 +1,5 @@
-"""The one description of a job: `JobConfig`, read from YAML, keyword arguments and `--set` alike."""
+"""The one description of a job, `JobConfig`; `planner.resolve.load_config` makes one from YAML, arguments and --set."""
 
-from smtrain.config.load import load_config
 from smtrain.config.schema import STAGES, JobConfig, Stage
 
-__all__ = ["STAGES", "JobConfig", "Stage", "load_config"]
+__all__ = ["STAGES", "JobConfig", "Stage"]

@@ -17,14 +17,23 @@ HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of the Hugging Face hub: its id, and a revision."""
 
 
+MESH_KEYS = {
+    "parallel.tp", "parallel.pp", "parallel.dp",
+    "compute.instance_count", "compute.processes_per_instance", "compute.instance_type",
+}  # fmt: skip
+
+
+def mesh_fits(config: JobConfig) -> bool:
+    """Whether tp x pp x dp is the number of the job's processes."""
+    mesh, dp = config.parallel.tp * config.parallel.pp, config.parallel.dp
+    return config.world_size % mesh == 0 if dp is None else dp * mesh == config.world_size
+
+
 def combination_faults(config: JobConfig) -> Iterator[Fault]:
     """What the config alone shows."""
     parallel, train, compute = config.parallel, config.train, config.compute
     mesh = parallel.tp * parallel.pp
-    mesh_keys = {
-        "parallel.tp", "parallel.pp", "parallel.dp",
-        "compute.instance_count", "compute.processes_per_instance", "compute.instance_type",
-    }  # fmt: skip
+    mesh_keys = MESH_KEYS
     world = f"{compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
     fits = True
     if parallel.dp is None and config.world_size % mesh:
@@ -104,11 +113,6 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
             {"compute.pool_wait", "compute.keep_alive"},
             "compute.pool_wait: only a job with compute.keep_alive gets a warm pool; set that too",
         )
-    if compute.fallback_instance_types and fits:
-        from smtrain.planner.fallback import fallback_faults
-
-        for fault in fallback_faults(config):
-            yield mesh_keys | {"compute.fallback_instance_types", "model.path"}, fault
     if compute.spot and compute.keep_alive:
         yield (
             {"compute.spot", "compute.keep_alive"},

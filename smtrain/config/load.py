@@ -1,10 +1,11 @@
-"""YAML, keyword arguments and `--set key=value` become one `JobConfig`, or every fault at once."""
+"""YAML, keyword arguments and `--set key=value` become one typed draft of a config, with every fault in it."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -17,7 +18,6 @@ from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
 from smtrain.config.section import is_section, kinds
 from smtrain.config.yaml_file import parse
-from smtrain.edge import public
 from smtrain.errors import ConfigError
 
 Source = JobConfig | Mapping[str, Any] | str | Path
@@ -33,33 +33,23 @@ _PATTERNS = {
 _LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"))
 
 
-@public
-def load_config(
+@dataclass
+class Draft:
+    """A config as it was given: typed, but for what its machines decide, and with the faults found until here."""
+
+    config: JobConfig | None
+    """None where no typed config could be made of it."""
+    faults: list[str]
+    left_out: set[str]
+    """Keys that are wrong by themselves: nothing is said about what depends on them."""
+    auto: bool
+    """Whether `parallel` was the word auto."""
+
+
+def draft(
     source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
-) -> JobConfig:
-    """Build the config of a job, and tell every fault in it at once.
-
-    Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative to that file,
-    others to the working directory. Engine, mesh, batch and sequence length follow from the target, the machines and
-    the model, where they are not given.
-
-    Args:
-        source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML.
-        target: `local` or `aws`: where the job is to go, whatever the rest says.
-        **sections: The config's sections as mappings, merged into what `source` says.
-
-    Returns:
-        The config: typed, frozen, with every default filled in.
-
-    Raises:
-        ConfigError: The config cannot be run; `faults` has one sentence for each reason.
-
-    Examples:
-        >>> config = smtrain.load_config("llama.yaml", train={"steps": 20}, set_=["train.lr=3e-4"])
-        >>> config.train.steps, config.train.lr
-        (20, 0.0003)
-    """
+) -> Draft:
+    """Merge the sources of a config: the file, then the sections, then `set_`, as `load_config` says."""
     raw = _read(source)
     _merge(raw, _absolute(_plain(sections), Path.cwd()))
     faults: list[str] = []
@@ -69,34 +59,14 @@ def load_config(
         raw["target"] = target
     auto = raw.get("parallel") == "auto"
     config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
-    faults += more
-    if config is not None:
-        config, unsettled = _settled(config, faults, whole=not removed, auto=auto)
-        removed |= unsettled
-        faults += [text for keys, text in combination_faults(config) if not removed & keys]
-        faults += [text for _, text in secret_faults(config)]
-        faults += [text for keys, text in model_faults(config) if not removed & keys]
-    if faults or config is None:
-        raise ConfigError([hide(fault) for fault in faults])
-    return config
+    return Draft(config, faults + more, removed, auto)
 
 
-def _settled(config: JobConfig, faults: list[str], *, whole: bool, auto: bool) -> tuple[JobConfig, set[str]]:
-    """The config with what its machines decide, and the keys that could not be decided; why not goes to `faults`."""
-    from smtrain.planner.auto import with_engine, with_sizes
-
-    config = with_engine(config)
-    if whole:
-        try:
-            return with_sizes(config, auto=auto), set()
-        except ConfigError as error:
-            faults += error.faults
-    unsettled = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
-    if "sequence_parallel" not in config.parallel.model_fields_set:
-        unsettled.add("parallel.sequence_parallel")
-    if "parallel" not in config.model_fields_set:
-        unsettled |= {"parallel.tp", "parallel.pp", "parallel.dp"}
-    return config, unsettled
+def faults_of(config: JobConfig, left_out: set[str]) -> Iterator[str]:
+    """What is wrong with a whole config, but for what depends on the keys left out."""
+    yield from (text for keys, text in combination_faults(config) if not left_out & keys)
+    yield from (text for _, text in secret_faults(config))
+    yield from (text for keys, text in model_faults(config) if not left_out & keys)
 
 
 def _read(source: Source | None) -> dict[str, Any]:

@@ -11,9 +11,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from smtrain.config.schema import JobConfig
 from smtrain.errors import SmtrainError
 
 PREPARED_FORMAT = 1  # of prepared data, as its manifest.json says
@@ -74,12 +72,6 @@ class Container:
     def job(self) -> str:
         """The job's name, which SageMaker gives its containers; empty in a shell."""
         return os.environ.get("TRAINING_JOB_NAME", "")
-
-    def config(self) -> JobConfig:
-        """The stage's config, from the channel `config`; keys of other stages have their defaults."""
-        path = self.channel("config") / "config.json"
-        raw: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return JobConfig.model_validate(raw)
 
     def report_failure(self, message: str) -> None:
         """Keep the first failure of this host where SageMaker looks for FailureReason.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from smtrain.aws.target import TargetName, target_of
-from smtrain.config import load_config
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.iam.policy import caller_policy, role_policy, trust_policy
 from smtrain.job.stages import Chain, stages_of
+from smtrain.planner.resolve import load_config
 
 ROLE_NAME = "smtrain-training"
 

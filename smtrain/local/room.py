@@ -7,7 +7,6 @@ small, and a file of a few megabytes is kept to make way for them.
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import sqlite3
 import threading
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from smtrain.disk import disk_number, disk_sentence
+from smtrain.disk import probe as try_writing
 
 T = TypeVar("T")
 RESERVE_BYTES = 4 << 20
-PROBE_BYTES = 1 << 16
 _lock = threading.Lock()
 _reserve: Path | None = None
 
@@ -49,14 +48,7 @@ def insist(action: Callable[[], T]) -> T:
 
 def probe(state: Path) -> None:
     """Raise OSError where this disk takes nothing more, so that nothing new is begun; make the reserve again."""
-    file = state / f".probe-{os.getpid()}-{threading.get_ident()}"
-    try:
-        with open(file, "wb", buffering=0) as handle:
-            if handle.write(bytes(PROBE_BYTES)) < PROBE_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(handle.fileno())
-    finally:
-        file.unlink(missing_ok=True)
+    try_writing(state)
     _fill()
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.local_plane import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, state_folder
+from smtrain.local import moto_contract
 from smtrain.local.files import write_atomically
 from smtrain.local.gate import Gate
 
@@ -189,6 +190,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces")
     given = parser.parse_args(arguments)
     sys.stdout = sys.stderr = ServerLog()
+    if fault := moto_contract.fault():
+        sys.exit(fault)
     try:
         serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces)
     except (OSError, sqlite3.Error) as error:

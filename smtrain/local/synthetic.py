@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from smtrain.local.jobs import Job, hosts_of
+from smtrain.testing.synthetic_lines import line_of
 
 if TYPE_CHECKING:
     from smtrain.local.executor import Executor
-
-STEP_EVERY = 10
-
-
-def line_of(rank: int, number: int, lines: int) -> str:
-    """Line `number` (from 0) of the host of this rank; every tenth of the first host's is a training step's."""
-    if rank == 0 and number % STEP_EVERY == 0:
-        step, steps = number // STEP_EVERY + 1, (lines + STEP_EVERY - 1) // STEP_EVERY
-        return (
-            f"step={step} loss={10 / (step + 1) + 1:.6f} grad_norm=0.5000 lr=1.0000e-04 tokens_per_s=1000.0 "
-            f"mfu=0.4000 of={steps}"
-        )
-    mark = hashlib.md5(f"{rank} {number}".encode(), usedforsecurity=False).hexdigest()
-    return f"algo-{rank + 1} line {number:06d} {mark}"
 
 
 class SyntheticRun(threading.Thread):

@@ -18,10 +18,11 @@ from smtrain.planner.calibration import UNCALIBRATED, half_width, nearest
 from smtrain.planner.caution import memory_warnings, run_warnings
 from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
+from smtrain.planner.resolve import subject
 from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, refusals, search
 from smtrain.planner.setup import GIB, Machine, Mesh, Work
-from smtrain.planner.subject import resolve, shape_of, text_bytes, work_of
+from smtrain.planner.subject import shape_of, text_bytes, work_of
 from smtrain.planner.throughput import step_time
 
 RankBy = Literal["time", "cost"]
@@ -69,7 +70,7 @@ def plan(
         if limit is not None and not 0 < limit < inf
     ]:
         raise ConfigError(faults)
-    config, shape = resolve(source, model, set_, sections, target)
+    config, shape = subject(source, model, set_, sections, target)
     known = Prices(prices or own_prices())
     work, _ = work_of(config, shape)
     own = Machine.of(config.compute.instance_type, config.compute.instance_count, config.processes_per_instance)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smtrain.config.checks import MESH_KEYS, mesh_fits
+from smtrain.config.checks_data import Fault
 from smtrain.config.checks_engine import machine_fault
 from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
@@ -21,11 +23,18 @@ def variants(config: JobConfig) -> Iterator[JobConfig]:
         yield config.model_copy(update={"compute": compute})
 
 
-def fallback_faults(config: JobConfig) -> Iterator[str]:
+def fallback_faults(config: JobConfig) -> Iterator[Fault]:
     """Why a fallback type cannot take the job's place: processes and memory, as the planner counts them.
 
-    Memory is not looked at where the model's shape is not known here.
+    Memory is not looked at where the model's shape is not known here. Nothing is said where the mesh does not even
+    fit the machines that are asked for first.
     """
+    if mesh_fits(config):
+        keys = {*MESH_KEYS, KEY, "model.path"}
+        yield from ((keys, text) for text in _sentences(config))
+
+
+def _sentences(config: JobConfig) -> Iterator[str]:
     types = config.compute.fallback_instance_types
     for type_ in dict.fromkeys(types):
         if type_ == config.compute.instance_type or types.count(type_) > 1:

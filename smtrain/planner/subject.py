@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smtrain.config import JobConfig, load_config
-from smtrain.config.load import Source
+from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.facts.engines import EngineName
@@ -21,29 +19,6 @@ _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
     "native": (("none", "full"), False),
     "nxd": (("selective", "full"), True),
 }
-
-
-def resolve(
-    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any], target: str
-) -> tuple[JobConfig, ModelShape]:
-    """The config, with `model` (a known name or a folder) in place of its `model.path`, and the model's shape.
-
-    Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
-    """
-    named = named_shape(model) if model else None
-    if model and named:
-        sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
-    elif model:
-        sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
-    try:
-        config = load_config(source, set_=set_, target=target, **sections)
-    except ConfigError as error:
-        from smtrain.planner.auto import NO_MESH
-
-        if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
-            raise
-        config = load_config(source, set_=set_, target=target, **{**sections, "parallel": {}})
-    return config, shape_of(config)
 
 
 def work_of(

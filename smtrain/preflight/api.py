@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smtrain.aws.target import TargetName, target_of
-from smtrain.config import JobConfig, Stage, load_config
+from smtrain.config import JobConfig, Stage
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.stages import Chain, stages_of
+from smtrain.planner.resolve import load_config
 from smtrain.preflight import cost, dataset, disk, here, hosts, image, limits, quotas, resume, role, storage, token
 from smtrain.preflight.context import Check, Context, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.aws.target import TargetName, target_of
-from smtrain.config import JobConfig, Stage, load_config
+from smtrain.config import JobConfig, Stage
 from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.contract.log_lines import Line
@@ -23,6 +23,7 @@ from smtrain.handle.results import What
 from smtrain.interrupts import Interrupted, gently
 from smtrain.job import graphs
 from smtrain.job.stages import Chain, StagePlan, stages_of
+from smtrain.planner.resolve import load_config
 from smtrain.preflight.api import before
 from smtrain.submission.one_job import standing, submit
 from smtrain.submission.preview import Request

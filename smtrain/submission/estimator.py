@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smtrain.aws.target import TargetName, target_of
-from smtrain.config import Stage, load_config
+from smtrain.config import Stage
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError
@@ -14,6 +14,7 @@ from smtrain.extras import install
 from smtrain.job.inputs import upload_all
 from smtrain.job.stages import Chain
 from smtrain.job.wheels import travelling
+from smtrain.planner.resolve import load_config
 from smtrain.sdk import build, installed
 
 

@@ -1,6 +1,6 @@
 """What a test or a demonstration does to a running control plane: make it fail, be late, run out of machines.
 
-    plane = smtrain.local.plane()
+    plane = smtrain.testing.switches.plane()
     plane.faults(throttle=0.3, seed=1)
     plane.delivery(late=2.0, reorder=0.05)
     job = plane.synthetic_job(hosts=32, lines=10_000)
@@ -22,7 +22,7 @@ from typing import Any
 
 from smtrain.aws.local_plane import CONTROL, CONTROL_PATH, Endpoint, control_token, ensure_running
 from smtrain.errors import LocalError
-from smtrain.local.synthetic import line_of
+from smtrain.testing.synthetic_lines import line_of
 
 
 @dataclass(frozen=True)

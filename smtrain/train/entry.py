@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from smtrain.config import JobConfig
 from smtrain.config.secrets import hide
+from smtrain.config.stage_file import stage_config
 from smtrain.contract.container import Container
 from smtrain.disk import disk_sentence
 from smtrain.errors import SmtrainError
@@ -23,7 +24,7 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
     container = Container.from_files()
     threading.excepthook = _of_thread
     try:
-        stage(container.config(), container)
+        stage(stage_config(container), container)
     except SmtrainError as error:
         fail(container, str(error))
     except Exception as error:

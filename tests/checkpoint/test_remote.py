@@ -173,7 +173,7 @@ def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs is not installed")
 def test_s3(tmp_path: Path, local_home: Path) -> None:
-    from smtrain.local import ensure_running
+    from smtrain.aws.local_plane import ensure_running
 
     endpoint = ensure_running()
     s3 = endpoint.session().client("s3")
@@ -206,7 +206,7 @@ def test_s3(tmp_path: Path, local_home: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is None, reason="s3fs is not installed")
 def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> None:
-    from smtrain.local import ensure_running
+    from smtrain.aws.local_plane import ensure_running
 
     endpoint = ensure_running()
     s3 = endpoint.session().client("s3")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.cli import list_jobs
-from smtrain.local import plane
+from smtrain.testing.switches import plane
 
 
 @pytest.fixture(scope="module")

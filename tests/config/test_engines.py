@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smtrain.config import load_config
 from smtrain.errors import ConfigError
+from smtrain.planner.resolve import load_config
 
 FULL = {"instance_type": "ml.trn1.32xlarge", "processes_per_instance": 32}
 

@@ -11,10 +11,10 @@ import pytest
 
 import smtrain
 from smtrain.aws.downloads import download
+from smtrain.aws.local_plane import ensure_running
 from smtrain.data.prepare import prepare
 from smtrain.data.sources import find_files
 from smtrain.errors import DataError
-from smtrain.local import ensure_running
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+from smtrain.facts import parse
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## The layout")[2].partition("\n## ")[0]
@@ -26,19 +31,7 @@ def test_every_package_and_module_is_in_the_layout() -> None:
     told = sections()
     packages = {path.parent.name for path in (ROOT / "smtrain").glob("*/__init__.py")}
     assert packages == set(told) - {""}
-    whole = {
-        "planner",
-        "job",
-        "local",
-        "follow",
-        "comparison",
-        "data",
-        "model",
-        "checkpoint",
-        "train",
-        "config",
-        "report",
-    }
+    whole = packages - {"cli", "preflight", "engine"}
     lost = [
         f"{path.parent.name}/{path.name}"
         for path in (ROOT / "smtrain").glob("*/*.py")
@@ -48,3 +41,30 @@ def test_every_package_and_module_is_in_the_layout() -> None:
     names = set(re.findall(r"\b(\w+\.py)\b", LAYOUT))
     gone = names - {path.name for path in (ROOT / "smtrain").rglob("*.py")}
     assert not gone, "docs/architecture.md names what there is not"
+
+
+def test_its_floors_are_those_of_the_contract() -> None:
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", page, re.M)
+    contracts = parse((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    floors = next(contract for contract in contracts if contract["name"] == "Floors")
+    held = [re.split(r" [:|] ", layer) for layer in floors["layers"] if layer != "__main__"]
+    told = [set(packages.split(", ")) for _, packages in rows]
+    assert [int(number) for number, _ in rows] == list(range(len(rows), 0, -1))
+    lowest = {name for layer in held[len(told) - 1 :] for name in layer}
+    assert [*map(set, held[: len(told) - 1]), lowest] == told
+    assert not floors.get("ignore_imports")
+
+
+def test_an_arrow_up_is_refused(tmp_path: Path) -> None:
+    """A deliberately wrong import, deep inside a function, breaks the contract."""
+    shutil.copytree(ROOT / "smtrain", tmp_path / "smtrain", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "entrypoints", tmp_path / "entrypoints", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / "smtrain/config/units.py").open("a") as out:
+        out.write("\n\ndef wrong() -> object:\n    from smtrain.planner import api\n\n    return api\n")
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "Floors BROKEN" in done.stdout
+    assert "smtrain.config.units -> smtrain.planner.api" in done.stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import smtrain
-from smtrain.local import ensure_running
+from smtrain.aws.local_plane import ensure_running
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from smtrain.aws.local_plane import running, shut_down
 from smtrain.config import JobConfig
-from smtrain.local import running, shut_down
 from smtrain.local.processes import marked
 from tests.faults.nthwrite import FailingDisk
 from tests.faults.zygote import HUNG, Zygote

@@ -25,8 +25,7 @@ import smtrain
 from smtrain.aws.target import Target
 from smtrain.contract.log_lines import Line
 from smtrain.follow.follower import Follower
-from smtrain.local import Plane, plane
-from smtrain.testing.switches import SyntheticJob, digest_of
+from smtrain.testing.switches import Plane, SyntheticJob, digest_of, plane
 
 HOSTS, LINES = 32, int(os.environ.get("SMTRAIN_FOLLOW_LINES", "300"))
 

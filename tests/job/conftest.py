@@ -9,8 +9,8 @@ import pytest
 
 from smtrain.aws.target import Target
 from smtrain.handle.listing import list_jobs
-from smtrain.local import Plane
-from smtrain.local import plane as plane_of
+from smtrain.testing.switches import Plane
+from smtrain.testing.switches import plane as plane_of
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import pytest
 import smtrain
 from smtrain.aws.s3 import list_objects, split_uri
 from smtrain.aws.target import Target
-from smtrain.config import load_config
 from smtrain.errors import ConfigError, JobError
 from smtrain.job import graphs
 from smtrain.job.stages import Chain, stages_of
+from smtrain.planner.resolve import load_config
 
 PATH = f"{Path(__file__).parent / 'neuron'}:{Path(sys.executable).parent}:/usr/bin:/bin"
 LIBRARY = importlib.util.find_spec("neuronx_distributed") is not None

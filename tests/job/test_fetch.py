@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.local_plane import ensure_running
 from smtrain.aws.target import Target
 from smtrain.config.schema import Secret
 from smtrain.job.bundle import entrypoints_folder
-from smtrain.local import ensure_running
 from tests.job.hub import Hub
 
 pytestmark = pytest.mark.slow

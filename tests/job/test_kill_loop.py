@@ -23,11 +23,11 @@ import yaml
 from botocore.exceptions import ClientError
 
 import smtrain
+from smtrain.aws.local_plane import ensure_running, running, shut_down
 from smtrain.aws.s3 import list_objects, split_uri
 from smtrain.aws.target import Target
 from smtrain.handle.checkpoints import saved_steps
 from smtrain.handle.listing import list_jobs
-from smtrain.local import ensure_running, running, shut_down
 
 from .processes import ranks
 from .test_local_run import losses

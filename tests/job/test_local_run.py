@@ -23,7 +23,7 @@ from smtrain.aws.target import Target
 from smtrain.checkpoint.about import verify
 from smtrain.cli.demo_show import show
 from smtrain.handle.listing import list_jobs
-from smtrain.local import plane as local_plane
+from smtrain.testing.switches import plane as local_plane
 from tests.job.processes import processes_of
 
 pytestmark = pytest.mark.slow

@@ -20,10 +20,10 @@ from botocore.exceptions import ClientError
 import smtrain
 from smtrain.aws.target import Target
 from smtrain.handle.listing import list_jobs
-from smtrain.local import Plane
 from smtrain.sdk.lost_answer import answer_was_lost
 from smtrain.submission import one_job as submit
 from smtrain.submission.waiting import PACE, Patience
+from smtrain.testing.switches import Plane
 
 KIND, OTHER = "ml.trn1.2xlarge", "ml.trn1.32xlarge"
 

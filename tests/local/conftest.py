@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from smtrain.aws.local_plane import server_environment
-from smtrain.local import Endpoint, Plane, running, shut_down
+from smtrain.aws.local_plane import Endpoint, running, server_environment, shut_down
+from smtrain.testing.switches import Plane
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "/aws/sagemaker/TrainingJobs"

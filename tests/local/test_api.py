@@ -14,7 +14,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smtrain.local import Endpoint, validation
+from smtrain.aws.local_plane import Endpoint
+from smtrain.local import validation
 
 from .conftest import ROOT, Client, channel
 

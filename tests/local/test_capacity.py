@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smtrain.errors import LocalError
-from smtrain.local import Plane
+from smtrain.testing.switches import Plane
 
 from .conftest import Client
 

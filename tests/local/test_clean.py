@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.local_plane import ensure_running, shut_down
 from smtrain.cli.call import call
-from smtrain.local import ensure_running, shut_down
 from smtrain.local.usage import spell_bytes, usage
 
 from .conftest import Client, channel, wait_for

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.local import Endpoint, ensure_running, shut_down
+from smtrain.aws.local_plane import Endpoint, ensure_running, shut_down
 
 from .conftest import Client
 

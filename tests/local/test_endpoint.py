@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.local_plane import Endpoint, ensure_running, running, shut_down
 from smtrain.errors import LocalError
-from smtrain.local import Endpoint, ensure_running, running, shut_down
 
 from .conftest import ROOT
 

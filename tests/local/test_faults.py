@@ -9,7 +9,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError
 
 from smtrain.errors import LocalError
-from smtrain.local import Plane
+from smtrain.testing.switches import Plane
 
 from .conftest import GROUP, Client, wait_for
 

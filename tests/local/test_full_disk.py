@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.local import shut_down
+from smtrain.aws.local_plane import shut_down
 from tests.faults.nthwrite import ALWAYS, FailingDisk
 
 from .conftest import Client, gone, serve
@@ -107,8 +107,8 @@ def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk) -> Non
 
 
 def test_the_plane_starts_on_a_full_disk_and_says_why_where_it_cannot(disk: Disk) -> None:
+    from smtrain.aws.local_plane import ensure_running
     from smtrain.errors import LocalError
-    from smtrain.local import ensure_running
 
     serve(disk.home)
     shut_down(disk.home)

@@ -17,8 +17,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from smtrain.aws.local_plane import CONTROL_PATH
-from smtrain.local import Endpoint
+from smtrain.aws.local_plane import CONTROL_PATH, Endpoint
 
 from .conftest import Client
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from smtrain.aws.local_plane import Endpoint
 from smtrain.errors import LocalError
-from smtrain.local import Endpoint, Plane
+from smtrain.testing.switches import Plane
 
 from .conftest import GRACE, GROUP, Client
 

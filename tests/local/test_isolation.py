@@ -127,7 +127,7 @@ def test_where_there_are_no_namespaces_it_is_refused(start_server) -> None:
 AS_USER = """
 import os, sys, time
 from pathlib import Path
-from smtrain.local import ensure_running, shut_down
+from smtrain.aws.local_plane import ensure_running, shut_down
 sys.path.insert(0, os.getcwd())
 from tests.local.conftest import Client
 home = Path(sys.argv[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.local import Endpoint, shut_down
+from smtrain.aws.local_plane import Endpoint, shut_down
 from smtrain.local.processes import MARK
 
 from .conftest import Client, gone, processes, serve, wait_for

@@ -9,7 +9,7 @@ import stat
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.local import running
+from smtrain.aws.local_plane import running
 
 from .conftest import GROUP, Client, wait_for
 

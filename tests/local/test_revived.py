@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.local_plane import Endpoint, ensure_running, shut_down
 from smtrain.aws.target import Target
 from smtrain.errors import LocalError
-from smtrain.local import Endpoint, Plane, ensure_running, shut_down
+from smtrain.testing.switches import Plane
 
 from .conftest import Client
 

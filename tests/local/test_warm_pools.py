@@ -98,7 +98,7 @@ def test_what_leaves_a_pool(client: Client) -> None:
 
 
 def test_pools_outlive_the_control_plane(start_server) -> None:
-    from smtrain.local import shut_down
+    from smtrain.aws.local_plane import shut_down
 
     endpoint = start_server()
     client = Client(endpoint)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from smtrain.config import load_config
 from smtrain.errors import ConfigError
+from smtrain.planner.resolve import load_config
 
 KEY = "compute.fallback_instance_types"
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.aws.local_plane import ensure_running
 from smtrain.aws.target import Target
-from smtrain.config import load_config
 from smtrain.job.stages import Chain, stages_of
-from smtrain.local import ensure_running
+from smtrain.planner.resolve import load_config
 from smtrain.preflight.api import CHECKS, before, look
 from smtrain.preflight.limits import violations
 from tests.preflight.account import Account, Answer
@@ -449,7 +449,7 @@ def test_a_step_that_outlasts_the_time_given_after_a_stop_is_a_warning(aws: dict
 
 ALONE = """
 import json, sys
-from smtrain.config import load_config
+from smtrain.planner.resolve import load_config
 from smtrain.job.stages import Chain
 from smtrain.aws.target import Target
 from smtrain.preflight import api

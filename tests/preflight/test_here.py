@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.config import load_config
+from smtrain.planner.resolve import load_config
 from smtrain.preflight import here
 
 MANY = ["compute.processes_per_instance=32", "compute.instance_count=2", "train.global_batch_size=32"]

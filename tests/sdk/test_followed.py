@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.local import plane
 from smtrain.sdk import build
-from smtrain.testing.switches import Plane
+from smtrain.testing.switches import Plane, plane
 from tests.sdk.wire import SDK
 
 HOSTS = 32

@@ -29,7 +29,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
 @pytest.fixture
 def uri(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A prefix on the local control plane, with a container's way to it."""
-    from smtrain.local import ensure_running
+    from smtrain.aws.local_plane import ensure_running
 
     for name, value in ensure_running().environment().items():
         monkeypatch.setenv(name, value)

@@ -1,0 +1,93 @@
+"""The config of a job as it will run: the planner decides what it leaves open, and every fault is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smtrain.config import JobConfig
+from smtrain.config.load import Draft, Source, draft, faults_of
+from smtrain.config.secrets import hide
+from smtrain.edge import public
+from smtrain.errors import ConfigError
+from smtrain.model.families import ModelShape
+from smtrain.planner.auto import NO_MESH, with_engine, with_sizes
+from smtrain.planner.fallback import fallback_faults
+from smtrain.planner.setup import named_shape
+from smtrain.planner.subject import shape_of
+
+
+@public
+def load_config(
+    source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
+) -> JobConfig:
+    """Build the config of a job, and tell every fault in it at once.
+
+    Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative to that file,
+    others to the working directory. Engine, mesh, batch and sequence length follow from the target, the machines and
+    the model, where they are not given.
+
+    Args:
+        source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML.
+        target: `local` or `aws`: where the job is to go, whatever the rest says.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The config: typed, frozen, with every default filled in.
+
+    Raises:
+        ConfigError: The config cannot be run; `faults` has one sentence for each reason.
+
+    Examples:
+        >>> config = smtrain.load_config("llama.yaml", train={"steps": 20}, set_=["train.lr=3e-4"])
+        >>> config.train.steps, config.train.lr
+        (20, 0.0003)
+    """
+    given = draft(source, set_=set_, target=target, **sections)
+    faults, config = given.faults, given.config
+    if config is not None:
+        config, undecided = _settled(given, config)
+        left_out = given.left_out | undecided
+        faults += faults_of(config, left_out)
+        faults += [text for keys, text in fallback_faults(config) if not left_out & keys]
+    if faults or config is None:
+        raise ConfigError([hide(fault) for fault in faults])
+    return config
+
+
+def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
+    """The config with what its machines decide, and the keys that could not be decided; why not goes to the faults."""
+    config = with_engine(config)
+    if not given.left_out:
+        try:
+            return with_sizes(config, auto=given.auto), set()
+        except ConfigError as error:
+            given.faults += error.faults
+    undecided = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
+    if "sequence_parallel" not in config.parallel.model_fields_set:
+        undecided.add("parallel.sequence_parallel")
+    if "parallel" not in config.model_fields_set:
+        undecided |= {"parallel.tp", "parallel.pp", "parallel.dp"}
+    return config, undecided
+
+
+def subject(
+    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any], target: str
+) -> tuple[JobConfig, ModelShape]:
+    """The config, with `model` (a known name or a folder) in place of its `model.path`, and the model's shape.
+
+    Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
+    """
+    named = named_shape(model) if model else None
+    if model and named:
+        sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
+    elif model:
+        sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
+    try:
+        config = load_config(source, set_=set_, target=target, **sections)
+    except ConfigError as error:
+        if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
+            raise
+        config = load_config(source, set_=set_, target=target, **{**sections, "parallel": {}})
+    return config, shape_of(config)
