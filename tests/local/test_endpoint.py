@@ -81,7 +81,7 @@ def test_the_environment_points_plain_boto3_here(endpoint: Endpoint) -> None:
 
 def test_the_client_half_does_not_import_the_server_half() -> None:
     program = (
-        "import sys, smtrain.local; smtrain.local.ensure_running;"
+        "import sys; from smtrain.aws.local_plane import ensure_running;"
         "print(sorted({'moto', 'flask', 'boto3', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
