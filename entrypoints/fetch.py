@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from glob import escape
 
 from token_by_name import read
 
@@ -11,34 +13,42 @@ from smtrain.config import JobConfig
 from smtrain.config.checks import HUB
 from smtrain.contract.container import Container
 from smtrain.errors import SmtrainError
+from smtrain.model.hf_folder import SOURCE, wanted, weights_in
 from smtrain.train.entry import main
-
-WANTED = ["*.json", "*.safetensors", "*.model", "merges.txt"]
 
 
 def stage(config: JobConfig, container: Container) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
 
     found = HUB.fullmatch(config.model.path)
     assert found, config.model.path
     name, revision = found.groups()
     token = read(config.model.token) if config.model.token else False
     try:
+        about = HfApi(token=token).model_info(name, revision=revision)
+        files = [item.rfilename for item in about.siblings or []]
+        if config.model.init == "weights" and weights_in(files) is None:
+            raise SmtrainError(
+                f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a revision or a "
+                "model that has one"
+            )
         snapshot_download(
-            name, revision=revision, local_dir=container.model_dir, allow_patterns=WANTED, ignore_patterns=["*/*"],
-            token=token,
+            name, revision=about.sha, local_dir=container.model_dir, token=token,
+            allow_patterns=[escape(file) for file in wanted(files)],
         )  # fmt: skip
-    except OSError as error:  # the hub's refusals and the network's
+    except SmtrainError:
+        raise
+    except Exception as error:  # the hub's refusals, and the network's as its client has them
         raise SmtrainError(
             f"{config.model.path} could not be fetched ({type(error).__name__}); check its name and revision, and for "
             "a gated model that its licence was accepted, and model.token"
         ) from None
     shutil.rmtree(container.model_dir / ".cache", ignore_errors=True)
+    asked = {"endpoint": constants.ENDPOINT, "model": name, "revision": revision or "main", "commit": about.sha}
+    (container.model_dir / SOURCE).write_text(json.dumps(asked, indent=2) + "\n")
     files = sorted(path.name for path in container.model_dir.iterdir())
-    if not any(file.endswith(".safetensors") for file in files):
-        raise SmtrainError(f"{config.model.path} has no safetensors; choose a revision or a model that has them")
-    print(f"fetched {', '.join(files)}", flush=True)
+    print(f"fetched {name} at commit {about.sha}: {', '.join(files)}", flush=True)
 
 
 if __name__ == "__main__":

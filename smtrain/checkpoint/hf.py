@@ -1,4 +1,7 @@
-"""Hugging Face folders: config.json and safetensors, one file or shards with an index, read and written lazily."""
+"""Hugging Face folders: config.json and weights, one file or shards with an index, read and written lazily.
+
+Weights are read from safetensors, or else from torch's `pytorch_model.bin`; what is written is safetensors.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from smtrain.checkpoint import safetensors
+from smtrain.checkpoint import safetensors, torchzip
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.plan import Plan
@@ -19,6 +22,7 @@ from smtrain.errors import CheckpointError
 from smtrain.model import hf_tokenizer
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import for_everyone, normalise
+from smtrain.model.hf_folder import SOURCE, is_legal, weights_in
 from smtrain.model.layout import Layout
 
 SINGLE = "model.safetensors"
@@ -29,13 +33,12 @@ COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
 COMPANIONS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.json", "chat_template.jinja"),
-    *("generation_config.json",),
+    *("generation_config.json", SOURCE),
 )
-_LEGAL = re.compile(r"(LICENSE|NOTICE|USE_POLICY)[^/]*")
 
 
 def is_hf_folder(where: Place) -> bool:
-    return SINGLE in where.files() or INDEX in where.files()
+    return weights_in(where.files()) is not None
 
 
 def read_config(where: Place | Path | str) -> dict[str, Any]:
@@ -114,14 +117,17 @@ class HFSource(WeightSource):
 
     def _held(self) -> dict[str, Slab]:
         """Stored name -> where it lies, of everything in the folder."""
-        files = self._place.files()
-        if INDEX not in files:
-            if SINGLE not in files:
-                raise CheckpointError(f"{self._place} has neither {SINGLE} nor {INDEX}; save the model as safetensors.")
-            return self._file(SINGLE)
-        path = f"{self._place}/{INDEX}"
+        first = weights_in(self._place.files())
+        if first is None:
+            raise CheckpointError(
+                f"{self._place} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as "
+                "safetensors."
+            )
+        if not first.endswith(".index.json"):
+            return self._file(first)
+        path = f"{self._place}/{first}"
         try:
-            weight_map = dict(json.loads(read_text(self._place, INDEX))["weight_map"])
+            weight_map = dict(json.loads(read_text(self._place, first))["weight_map"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} is not an index ({error!r}); fetch the model again.") from error
         for name, file in weight_map.items():
@@ -132,11 +138,16 @@ class HFSource(WeightSource):
             found = self._file(file)
             for name in (name for name, at in weight_map.items() if at == file):
                 if name not in found:
-                    raise CheckpointError(f"{self._place}/{file} lacks {name}, which {INDEX} says it has.")
+                    raise CheckpointError(f"{self._place}/{file} lacks {name}, which {first} says it has.")
                 out[name] = found[name]
         return out
 
     def _file(self, file: str) -> dict[str, Slab]:
+        if not file.endswith(".safetensors"):
+            held = torchzip.load(self._place, file)
+            if not isinstance(held, dict) or not all(isinstance(slab, Slab) for slab in held.values()):
+                raise CheckpointError(f"{self._place}/{file} holds something else than named tensors; fetch it again.")
+            return {str(name): slab for name, slab in held.items()}
         crcs = checksums(self._manifest, file)
         return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}
 
@@ -201,7 +212,7 @@ def _jobs(source: WeightSource, container: Container) -> list[Job]:
 
 def _companions(beside: Place) -> dict[str, bytes]:
     files = beside.files()
-    found = [file for file in files if file in COMPANIONS or _LEGAL.fullmatch(file)]
+    found = [file for file in files if file in COMPANIONS or is_legal(file)]
     out = {file: bytes(beside.read(file, 0, files[file])) for file in found}
     if (name := "tokenizer_config.json") in out:
         out[name] = _for_everyone(out[name])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from smtrain.checkpoint import torchpickles
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import DType
 from smtrain.checkpoint.places import Place, Slab, contiguous
@@ -41,12 +42,15 @@ class _Record:
     crc32: int
 
 
-def load(where: Place, file: str) -> Any:
+def load(where: Place, file: str, lenient: bool = False) -> Any:
     """What was saved, with a `Slab` in place of each tensor and a `Reference` in place of xser's.
 
-    Raises CheckpointError where the file is cut short, damaged, or would run code when loaded.
+    If `lenient`, other objects are there as `Opaque`. Raises CheckpointError where the file is cut short, damaged, or
+    would run code when loaded.
     """
     try:
+        if torchpickles.is_one(where, file):
+            return _plain(torchpickles.load(where, file, lenient), 0, [_VALUES])
         records = _records(where, file)
         data = records.get("data.pkl")
         if data is None:
@@ -58,7 +62,7 @@ def load(where: Place, file: str) -> Any:
         pickled = bytes(_bytes(where, file, data))
         if crc32(pickled) != data.crc32:
             raise ValueError("its data.pkl is damaged")
-        return _plain(unpickle(pickled, partial(_storage, where, file, records)), 0, [_VALUES])
+        return _plain(unpickle(pickled, partial(_storage, where, file, records), lenient), 0, [_VALUES])
     except CheckpointError:
         raise
     except Exception as error:  # a damaged zip or pickle raises whatever it likes

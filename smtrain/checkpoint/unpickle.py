@@ -1,7 +1,8 @@
 """torch's pickles read as data: no torch, no pickle module, and nothing that a file names is ever imported.
 
-An interpreter of the opcodes that torch.save writes (pickle protocol 2). Every name that a file may use stands in one
-table here, for a function of ours; what they rebuild are `Slab`s, which say where a tensor lies.
+An interpreter of the opcodes that torch.save writes (pickle protocols 2 to 5). Every name that a file may use stands in
+one table here, for a function of ours; what they rebuild are `Slab`s, which say where a tensor lies. Of checkpoints
+that keep their settings beside the tensors, any other name makes an `Opaque`, which tells its name and does nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +28,47 @@ class Reference:
     tid: Any = None
 
 
-def unpickle(data: bytes, stored: Stored) -> Any:
+class Opaque:
+    """Stands for an object of a class, or the result of a call, that a file names and nobody here knows."""
+
+    def __init__(self, name: str, given: Any = ()) -> None:
+        self.name, self.given = name, given
+        """What it was made of."""
+        self.state: Any = None
+        """Its attributes: a dict, or what its class makes of them."""
+
+
+class CutShortError(ValueError):
+    """The bytes end before the pickle does."""
+
+    def __init__(self) -> None:
+        super().__init__("its pickle is cut short")
+
+
+class _Named(str):
+    """The name of a class or a function that nobody here knows."""
+
+
+def unpickle(data: bytes, stored: Stored, lenient: bool = False) -> Any:
     """What a pickle holds: dicts, lists and tuples with a `Slab` for each tensor and a `Reference` for each of xser's.
 
-    Raises ValueError, which says what is wrong, or whatever a damaged pickle leads to.
+    Names that nobody knows are an error or, if `lenient`, make an `Opaque`. Raises ValueError, which says what is
+    wrong, or whatever a damaged pickle leads to.
     """
+    return unpickle_at(data, 0, stored, lenient)[0]
+
+
+def unpickle_at(data: bytes, at: int, stored: Stored, lenient: bool = False) -> tuple[Any, int]:
+    """The same of the pickle that begins at a byte; with it, where it ends."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
-    at = 0
 
     def take(n: int) -> bytes:
         nonlocal at
         at += n
         if n < 0 or at > len(data):
-            raise ValueError("its pickle is cut short")
+            raise CutShortError
         return data[at - n : at]
 
     def line() -> str:
@@ -70,8 +97,16 @@ def unpickle(data: bytes, stored: Stored) -> Any:
             stack.append(memo[int.from_bytes(take(4), "little")])
         elif op == b"X":  # BINUNICODE
             stack.append(take(int.from_bytes(take(4), "little")).decode("utf-8", "surrogatepass"))
+        elif op == b"\x8c":  # SHORT_BINUNICODE
+            stack.append(take(take(1)[0]).decode("utf-8", "surrogatepass"))
         elif op == b"U":  # SHORT_BINSTRING, of Python 2
             stack.append(take(take(1)[0]).decode())
+        elif op in _BYTES:
+            stack.append(take(int.from_bytes(take(_BYTES[op]), "little")))
+        elif op == b"\x94":  # MEMOIZE
+            memo[len(memo)] = stack[-1]
+        elif op == b"\x95":  # FRAME
+            take(8)
         elif op == b"\x8a":  # LONG1
             stack.append(int.from_bytes(take(take(1)[0]), "little", signed=True))
         elif op == b"(":  # MARK
@@ -87,36 +122,55 @@ def unpickle(data: bytes, stored: Stored) -> Any:
             stack.append([])
         elif op in (b"s", b"u"):  # SETITEM, SETITEMS
             items = since_mark() if op == b"u" else [stack.pop(-2), stack.pop()]
-            _a(dict, stack[-1]).update(zip(_keys(items[::2]), items[1::2], strict=True))
+            if not isinstance(stack[-1], Opaque):
+                _a(dict, stack[-1]).update(zip(_keys(items[::2]), items[1::2], strict=True))
         elif op in (b"a", b"e"):  # APPEND, APPENDS
             items = since_mark() if op == b"e" else [stack.pop()]
+            if not isinstance(stack[-1], Opaque):
+                _a(list, stack[-1]).extend(items)
+        elif op == b"\x8f":  # EMPTY_SET
+            stack.append([])
+        elif op == b"\x90":  # ADDITEMS
+            items = since_mark()
             _a(list, stack[-1]).extend(items)
+        elif op == b"\x91":  # FROZENSET
+            stack.append(tuple(since_mark()))
         elif op == b"c":  # GLOBAL
-            stack.append(_known(f"{line()}.{line()}"))
+            stack.append(_known(f"{line()}.{line()}", lenient))
+        elif op == b"\x93":  # STACK_GLOBAL
+            name, module = stack.pop(), stack.pop()
+            stack.append(_known(f"{_a(str, module)}.{_a(str, name)}", lenient))
         elif op == b"R":  # REDUCE
             given, call = stack.pop(), stack.pop()
-            stack.append(_call(call, given))
-        elif op == b"\x81":  # NEWOBJ
+            stack.append(Opaque(call, given) if isinstance(call, _Named) else _call(call, given))
+        elif op in (b"\x81", b"\x92"):  # NEWOBJ, NEWOBJ_EX
+            if op == b"\x92":
+                stack.pop()
             given, kind = stack.pop(), stack.pop()
-            if kind is not Reference or given != ():
+            if isinstance(kind, _Named):
+                stack.append(Opaque(kind, given))
+            elif kind is Reference and given == ():
+                stack.append(Reference())
+            else:
                 raise ValueError("it makes an object of its own")
-            stack.append(Reference())
         elif op == b"b":  # BUILD
             state = stack.pop()
-            if isinstance(stack[-1], Reference):
+            if isinstance(stack[-1], Opaque):
+                stack[-1].state = state
+            elif isinstance(stack[-1], Reference):
                 stack[-1].tid = _a(dict, state).get("tid")
             elif not isinstance(stack[-1], dict):  # an OrderedDict's own attributes are of no use
                 raise ValueError("it changes what it is made of")
         elif op == b"Q":  # BINPERSID
-            kind, storage, key, _, numel = stack.pop()
+            kind, storage, key, _, numel = stack.pop()[:5]
             if kind != "storage" or not isinstance(storage, DType):
                 raise ValueError(f"it refers to {_shown(kind)}")
             stack.append(stored(_a(str, key), storage, _natural(numel)))
         elif op == b"\x80":  # PROTO
-            if take(1) != b"\2":
+            if not 2 <= take(1)[0] <= 5:
                 raise ValueError("its pickle is of another protocol than torch.save's")
         elif op == b".":  # STOP
-            return stack.pop()
+            return stack.pop(), at
         else:
             raise ValueError(f"its pickle has the opcode {op!r}, which torch.save does not write")
     raise ValueError(f"its pickle has more than {_STEPS:,} operations")
@@ -125,6 +179,7 @@ def unpickle(data: bytes, stored: Stored) -> Any:
 _NUMBERS = {b"J": ("<i", 4), b"K": ("<B", 1), b"M": ("<H", 2), b"G": (">d", 8)}
 _CONSTANTS: dict[bytes, Any] = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
 _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+_BYTES = {b"C": 1, b"B": 4, b"\x8e": 8, b"\x96": 8}
 
 
 def _a(kind: type, found: Any) -> Any:
@@ -144,7 +199,9 @@ def _natural(n: Any) -> int:
     return n
 
 
-def _known(name: str) -> Any:
+def _known(name: str, lenient: bool) -> Any:
+    if name not in _NAMES and lenient:
+        return _Named(name[:500])
     if name not in _NAMES:
         raise ValueError(f"it would call {name[:200]}, which is no part of a checkpoint of tensors")
     return _NAMES[name]
@@ -189,7 +246,7 @@ def _ordered(pairs: Any = ()) -> dict[Any, Any]:
 
 def _keys(keys: list[Any]) -> list[Any]:
     """Of nested tuples, the hash alone would take for ever."""
-    if not all(isinstance(key, (str, int)) for key in keys):
+    if not all(isinstance(key, (str, int, Opaque)) for key in keys):
         raise ValueError("it has keys that are neither names nor numbers")
     return keys
 
@@ -206,5 +263,6 @@ _NAMES: dict[str, Any] = {
     "collections.OrderedDict": _ordered,
     "torch.storage.UntypedStorage": UINT8,
     REFERENCE: Reference,
+    "nemo.collections.nlp.parts.serialization.TensorReference": Reference,
     **{f"torch.{name}": dtype for name, dtype in (*BY_NAME.items(), *BY_STORAGE.items())},
 }

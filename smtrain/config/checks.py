@@ -12,6 +12,7 @@ from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
+from smtrain.model.hf_folder import tokenizer_in, weights_in
 
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of the Hugging Face hub: its id, and a revision."""
@@ -208,17 +209,19 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
             yield {"model.path"}, f"model.path: {folder / 'config.json'} is a {type(described).__name__}, not a mapping"
             return
         yield from shape_faults(config, described)
-        if config.model.init == "weights" and not any(folder.glob("model.safetensors*")):
+        names = [path.name for path in folder.iterdir()]
+        if config.model.init == "weights" and weights_in(names) is None:
             yield (
                 {"model.path"},
-                f"model.path: {folder} holds no model.safetensors (nor its index); save the weights as safetensors, "
-                "or set model.init: scratch",
+                f"model.path: {folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the "
+                "weights as safetensors, or set model.init: scratch",
             )
-        if config.data.prepared is None and not (folder / "tokenizer.json").is_file():
+        if config.data.prepared is None and not tokenizer_in(names):
             yield (
                 {"model.path"},
-                f"model.path: {folder} holds no tokenizer.json, which preparing text needs; save the tokenizer there "
-                "with AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
+                f"model.path: {folder} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), "
+                "which preparing text needs; save the tokenizer there with "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
             )
         yield from template_faults(config, folder)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from smtrain.config.schema import JobConfig
 from smtrain.facts.engines import engine_of
+from smtrain.model.hf_folder import tokenizer_in
 
 Fault = tuple[set[str], str]
 
@@ -111,7 +112,7 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
 
 def template_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:
     """A tokenizer that cannot spell a conversation, of the model folder that `prepare` will read."""
-    if config.train.objective != "sft" or config.data.prepared or not (folder / "tokenizer.json").is_file():
+    if config.train.objective != "sft" or config.data.prepared or not tokenizer_in(p.name for p in folder.iterdir()):
         return
     if (folder / "chat_template.jinja").is_file():
         return

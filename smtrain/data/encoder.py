@@ -83,7 +83,7 @@ class Giga:
         import gigatoken
 
         self.name = f"gigatoken {version('gigatoken')}"
-        content = tokenizer_json(folder).read_bytes()
+        content = tokenizer_json(folder)
         self._make: Any = lambda: gigatoken.Tokenizer.from_json(content)
         # one encoding at a time is all that a tokenizer of gigatoken does, so each thread takes one that is free
         self._free, self._made = [_Warm(self._make())], 1

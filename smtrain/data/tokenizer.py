@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from smtrain.data.indexed import token_dtype
-from smtrain.errors import DataError
+from smtrain.errors import DataError, first_line
+from smtrain.model import hf_tokenizer
+from smtrain.model.hf_folder import tokenizer_in
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,11 @@ class TokenizerFacts:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, with whatever padding or truncation its file asks for turned off."""
-    path = tokenizer_json(folder)
+    content = tokenizer_json(folder)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises bare Exception
+        path = folder / "tokenizer.json"
         raise DataError(f"{path} is not a tokenizer that the tokenizers library reads ({error}).") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -42,7 +46,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tokenizer_facts(folder: Path) -> TokenizerFacts:
-    """Read a tokenizer folder: tokenizer.json, and tokenizer_config.json and config.json where they are.
+    """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json where they are.
 
     Raises DataError where the model's vocabulary is smaller than the tokenizer's.
     """
@@ -52,22 +56,42 @@ def tokenizer_facts(folder: Path) -> TokenizerFacts:
     model_vocab_size = config.get("vocab_size")
     if model_vocab_size is not None and model_vocab_size < vocab_size:
         raise DataError(
-            f"{folder / 'config.json'} has vocab_size {model_vocab_size} and tokenizer.json beside it has ids up to "
+            f"{folder / 'config.json'} has vocab_size {model_vocab_size} and the tokenizer beside it has ids up to "
             f"{vocab_size - 1}; use the tokenizer of this very model, or a model with a larger vocabulary."
         )
-    sha256 = hashlib.sha256(tokenizer_json(folder).read_bytes()).hexdigest()
+    files = tokenizer_in(path.name for path in folder.iterdir())
+    sha256 = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()
     return TokenizerFacts(sha256, vocab_size, model_vocab_size, _eos_id(folder, tokenizer, config))
 
 
-def tokenizer_json(folder: Path) -> Path:
-    """Where the tokenizer lies; raises DataError for a folder without one."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+def tokenizer_json(folder: Path) -> bytes:
+    """The content of tokenizer.json, made by transformers where the folder has a tokenizer in another form.
+
+    Raises DataError for a folder without one, or with one that transformers does not read.
+    """
+    files = tokenizer_in(path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    if not files:
         raise DataError(
-            f"{folder} has no tokenizer.json; give the model's folder, or save a fast tokenizer into it with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+            f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "
+            "folder, or save a tokenizer into it with AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
-    return path
+    if files == ("tokenizer.json",):
+        return (folder / files[0]).read_bytes()
+    return _converted(folder, tuple((folder / name).stat().st_mtime_ns for name in files))
+
+
+@lru_cache(maxsize=4)
+def _converted(folder: Path, _changed: tuple[int, ...]) -> bytes:
+    files = " and ".join(tokenizer_in(path.name for path in folder.iterdir()))
+    try:
+        tokenizer = hf_tokenizer.load(folder)
+        return str(tokenizer.backend_tokenizer.to_str()).encode()
+    except Exception as error:  # transformers', tokenizers' and sentencepiece's own
+        raise DataError(
+            f"transformers makes no fast tokenizer of {files} in {folder} ({first_line(error)}); name its class "
+            "(tokenizer_class) in tokenizer_config.json, or save a tokenizer.json with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+        ) from error
 
 
 def _json(path: Path) -> dict[str, Any]:

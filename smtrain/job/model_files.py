@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 # Weights, configs, tokenizers, templates and the papers that go with them, as Hugging Face folders have them.
 _PARTS = (
     "*.safetensors", "*.bin", "*.index.json",
-    "config.json", "*_config.json", "params.json", "manifest.json", "smtrain.json",
+    "config.json", "*_config.json", "params.json", "manifest.json", "smtrain.json", "source.json",
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "*.model", "*.tiktoken", "*.bpe", "*.vocab", "encoder.json", "tekken.json",
     "chat_template*.json", "*.jinja",

@@ -13,6 +13,7 @@ from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import mismatches
 from smtrain.contract.container import PREPARED_FORMAT
 from smtrain.facts.filesystems import is_mounted
+from smtrain.model.hf_folder import tokenizer_in, weights_in
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -28,12 +29,16 @@ def model(context: Context) -> Iterator[Finding]:
         return
     faults = [text for _, text in shape_faults(context.config, described)]
     names = names_in(context, uri)
-    if context.config.model.init == "weights" and not any(name.startswith("model.safetensors") for name in names):
+    if context.config.model.init == "weights" and weights_in(names) is None:
         faults.append(
-            f"{uri} holds no model.safetensors (nor its index); save the weights so, or set model.init: scratch"
+            f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
+            "model.init: scratch"
         )
-    if "prepare" in context.stages and "tokenizer.json" not in names:
-        faults.append(f"{uri} holds no tokenizer.json, which preparing text needs")
+    if "prepare" in context.stages and not tokenizer_in(names):
+        faults.append(
+            f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), which preparing "
+            "text needs"
+        )
     sft = "prepare" in context.stages and context.config.train.objective == "sft"
     about = _json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
     if sft and "chat_template.jinja" not in names and not (about or {}).get("chat_template"):

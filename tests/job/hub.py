@@ -1,4 +1,4 @@
-"""A Hugging Face hub on 127.0.0.1 with one gated model: the few answers that snapshot_download asks for."""
+"""A Hugging Face hub on 127.0.0.1 with one model, gated or not: the few answers that snapshot_download asks for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Serves the files of `folder` as model `name` to whoever brings `token`."""
+    """Serves the files of `folder` as model `name` to whoever brings `token` (None: to all)."""
 
-    def __init__(self, folder: Path, name: str, token: str) -> None:
+    def __init__(self, folder: Path, name: str, token: str | None = None) -> None:
         self.folder, self.name, self.token = folder, name, token
         self.tokens: set[str | None] = set()
         hub = self
@@ -39,6 +39,9 @@ class Hub:
         self.server.shutdown()
         self.server.server_close()
 
+    def files(self) -> list[Path]:
+        return sorted(file for file in self.folder.rglob("*") if file.is_file())
+
     def answer(self, request: BaseHTTPRequestHandler, *, body: bool) -> None:
         brought = (request.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         path = request.path.partition("?")[0]
@@ -50,14 +53,12 @@ class Hub:
             status, data = 401, b'{"error": "gated"}'
             headers |= {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to this model is restricted."}
         elif path.startswith(f"/api/models/{self.name}/revision/"):
-            files = [
-                {"rfilename": file.relative_to(self.folder).as_posix()} for file in sorted(self.folder.rglob("*.*"))
-            ]
+            files = [{"rfilename": file.relative_to(self.folder).as_posix()} for file in self.files()]
             status, data = 200, json.dumps({"id": self.name, "sha": COMMIT, "siblings": files}).encode()
         elif path.startswith(f"/api/models/{self.name}/tree/"):
             rows = [
                 {"type": "file", "path": str(file.relative_to(self.folder)), "size": file.stat().st_size, "oid": "0"}
-                for file in sorted(self.folder.rglob("*.*"))
+                for file in self.files()
             ]
             status, data = 200, json.dumps(rows).encode()
         elif path.startswith(resolved) and (file := self.folder / path[len(resolved) :]).is_file():

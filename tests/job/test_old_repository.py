@@ -1,0 +1,72 @@
+"""A model as old repositories hold it - .bin shards, vocab.json and merges.txt - from a hub to an exported model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import smtrain
+from tests.job.hub import COMMIT, Hub
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def repository(trained_inputs: dict[str, Path], tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "config.json").write_bytes((trained_inputs["model"] / "config.json").read_bytes())
+    weights = load_file(trained_inputs["model"] / "model.safetensors")
+    weight_map = {}
+    for n in range(2):
+        part = {name: weights[name] for name in sorted(weights)[n::2]}
+        torch.save(part, folder / f"pytorch_model-{n + 1:05d}-of-00002.bin")
+        weight_map |= dict.fromkeys(part, f"pytorch_model-{n + 1:05d}-of-00002.bin")
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train([str(trained_inputs["text"] / "a.jsonl")], 400, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.save_model(str(folder))
+    about = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    others = ["LICENSE", "NOTICE.txt", "USE_POLICY.md", "chat_template.jinja", "README.md", "training_args.bin"]
+    for name in [*others, "onnx/config.json", "tf_model.h5"]:
+        (folder / name).write_text(f"{name} of the repository")
+    return folder
+
+
+def test_it_is_fetched_trained_and_exported_with_all_that_belongs_to_it(
+    repository: Path, trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path
+) -> None:
+    hub = Hub(repository, "org/old")
+    raw: dict[str, Any] = {
+        "name": "old",
+        "model": {"path": "hf://org/old"},
+        "data": {"path": trained_inputs["text"]},
+        "train": {"seq_len": 32, "steps": 2, "global_batch_size": 2, "precision": "fp32", "lr": 1e-9},
+        "compute": {"processes_per_instance": 1, "environment": {"HF_ENDPOINT": hub.url}},
+    }
+    try:
+        said: list[str] = []
+        folder = smtrain.run(raw, say=said.append).download("model", tmp_path / "exported")
+    finally:
+        hub.close()
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"LICENSE", "NOTICE.txt", "USE_POLICY.md", "chat_template.jinja", "vocab.json", "merges.txt"}
+    assert not names & {"README.md", "training_args.bin", "tf_model.h5", "onnx"}
+    source = json.loads((folder / "source.json").read_text())
+    assert source == {"endpoint": hub.url, "model": "org/old", "revision": "main", "commit": COMMIT}
+    trained = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    began = AutoModelForCausalLM.from_pretrained(trained_inputs["model"], local_files_only=True)
+    for mine, theirs in zip(trained.parameters(), began.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+    ids = [
+        AutoTokenizer.from_pretrained(at, local_files_only=True)("the red fox").input_ids for at in (folder, repository)
+    ]
+    assert ids[0] == ids[1]
