@@ -26,7 +26,7 @@ def stage(config: JobConfig, container: Container) -> None:
     name, revision = found.groups()
     token = read(config.model.token) if config.model.token else False
     try:
-        about = HfApi(token=token).model_info(name, revision=revision)
+        about = HfApi(token=token).model_info(name, revision=revision or "main")
         files = [item.rfilename for item in about.siblings or []]
         if config.model.init == "weights" and weights_in(files) is None:
             raise SmtrainError(

@@ -54,7 +54,7 @@ def test_it_is_fetched_trained_and_exported_with_all_that_belongs_to_it(
     }
     try:
         said: list[str] = []
-        folder = smtrain.run(raw, say=said.append).download("model", tmp_path / "exported")
+        folder = smtrain.run(raw, say=said.append).download(tmp_path / "exported")
     finally:
         hub.close()
     names = {path.name for path in folder.iterdir()}
