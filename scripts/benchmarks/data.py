@@ -368,7 +368,8 @@ def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
         entries.append([key, name, path.stat().st_size, path.stat().st_mtime])
     mountpoint.mkdir()
     spec = mountpoint.with_suffix(".json")
-    spec.write_text(json.dumps({"bucket": endpoint.bucket, "entries": entries, "mountpoint": str(mountpoint)}))
+    channel = {"bucket": endpoint.bucket, "entries": entries, "mountpoint": str(mountpoint), "log": os.devnull}
+    spec.write_text(json.dumps({"data": channel}))
     environment = {**os.environ, **endpoint.environment(), "PYTHONPATH": str(ROOT)}
     daemon = subprocess.Popen([sys.executable, "-m", "smtrain.local.fastfile", str(spec)], env=environment)
     try:

@@ -1,6 +1,9 @@
-"""FastFile: a read-only FUSE mount of a channel that fetches what is read, when it is read.
+"""FastFile: a read-only FUSE mount of each channel that fetches what is read, when it is read.
 
     python -m smtrain.local.fastfile SPEC.json      (AWS_ENDPOINT_URL and keys in the environment)
+
+One process a host imports boto3 and forks for each channel. It writes the process of each to stdout, {"NAME": PID} in
+one line; they end with it.
 
 Each open file is one streaming GET as long as it is read on from where it is. A jump, as random access to a memory
 map makes them, fetches one block; reading on from there starts a new stream.
@@ -12,11 +15,14 @@ import errno
 import itertools
 import json
 import os
+import signal
 import stat
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+from smtrain.local.namespaces import PR_SET_PDEATHSIG, libc
 
 # Reading ahead by the kernel arrives slightly out of order; a gap this small is read over, not jumped.
 SKIP_BYTES = 1 << 20
@@ -126,17 +132,47 @@ def operations(client: Any, bucket: str, entries: list[list[Any]]) -> Any:
 def main() -> None:
     try:
         import boto3
-        import mfusepy
+        import mfusepy  # noqa: F401 - loads libfuse
         from botocore.config import Config
     except (ImportError, OSError) as error:
         sys.exit(f"mfusepy or libfuse is missing ({error}); install them: pip install mfusepy, apt-get install fuse3")
-    spec = json.loads(Path(sys.argv[1]).read_text())
+    channels = json.loads(Path(sys.argv[1]).read_text())
     # A ranged answer has no checksum of its own to validate, and a proxy has no business here.
     config = Config(proxies={}, max_pool_connections=64, response_checksum_validation="when_required")
-    client = boto3.client("s3", config=config)
+    client = boto3.client("s3", config=config)  # connects when it is used: nothing is shared by the forks
+    processes = {name: _fork(client, channel) for name, channel in channels.items()}
+    print(json.dumps(processes), flush=True)
+    for _ in processes:
+        os.wait()
+
+
+def _fork(client: Any, channel: dict[str, Any]) -> int:
+    """Serve a channel, {bucket, entries, mountpoint, log}, in a process that ends with this one; gives its id."""
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == parent:
+            log = os.open(channel["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            serve(client, channel)
+            status = 0
+    except BaseException as error:
+        print(error or type(error).__name__, file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
+
+
+def serve(client: Any, channel: dict[str, Any]) -> None:
+    """Mount a channel and answer for it until it is unmounted."""
+    import mfusepy
+
     mfusepy.FUSE(
-        operations(client, spec["bucket"], spec["entries"]),
-        spec["mountpoint"],
+        operations(client, channel["bucket"], channel["entries"]),
+        channel["mountpoint"],
         foreground=True,
         ro=True,
         fsname="smtrain-fastfile",

@@ -114,7 +114,7 @@ class Host:
             "package_parent": str(PACKAGE_PARENT),
             "argv": command.argv,
             "env": {**command.environment, **self._environment(port)},
-            "fastfile": {channel.name: self._fastfile(channel) for channel in lazy},
+            "fastfile": self._fastfile(lazy),
         }
         spec_path = self.folder / "spec.json"
         spec_path.write_text(json.dumps(spec))
@@ -158,18 +158,26 @@ class Host:
             processes.MARK: str(self.folder),
         }
 
-    def _fastfile(self, channel: Channel) -> dict[str, Any]:
-        mountpoint = self.channel_folder(channel.name)
-        mountpoint.mkdir(parents=True, exist_ok=True)
-        inside = f"/opt/ml/input/data/{channel.name}"
-        spec = self.folder / f"fastfile-{channel.name}.json"
-        entries = [astuple(entry) for entry in channel.entries]
-        spec.write_text(json.dumps({"bucket": channel.bucket, "entries": entries, "mountpoint": inside}))
+    def _fastfile(self, lazy: list[Channel]) -> dict[str, Any]:
+        """How to start what mounts the lazy channels."""
+        channels: dict[str, dict[str, Any]] = {}
+        for channel in lazy:
+            self.channel_folder(channel.name).mkdir(parents=True, exist_ok=True)
+            channels[channel.name] = {
+                "bucket": channel.bucket,
+                "entries": [astuple(entry) for entry in channel.entries],
+                "mountpoint": f"/opt/ml/input/data/{channel.name}",
+                "log": str(self.folder / f"fastfile-{channel.name}.log"),
+            }
+        spec = self.folder / "fastfile.json"
+        spec.write_text(json.dumps(channels))
+        for described in channels.values():
+            del described["entries"]
         return {
             "command": [sys.executable, "-m", "smtrain.local.fastfile", str(spec)],
             "env": {**server_environment(), **self.endpoint.environment(), "AWS_SDK_UA_APP_ID": OWN_CLIENT},
-            "mountpoint": inside,
-            "log": str(self.folder / f"fastfile-{channel.name}.log"),
+            "log": str(self.folder / "fastfile.log"),
+            "channels": channels,
         }
 
     def _follow(self, descriptor: int) -> None:

@@ -34,6 +34,8 @@ from smtrain.local.namespaces import (
     CLONE_NEWPID,
     LINUX,
     MNT_DETACH,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
     enter_namespaces,
     libc,
     mount,
@@ -41,7 +43,6 @@ from smtrain.local.namespaces import (
 )
 
 MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MOUNT_SECONDS = 60.0
 
 
@@ -51,7 +52,7 @@ class Supervisor:
     def __init__(self, spec: dict[str, Any], status: int) -> None:
         self.spec, self.status = spec, status
         self.isolated = False
-        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.daemon: subprocess.Popen[bytes] | None = None
         self.leader = 0
         self._commands = b""
 
@@ -81,54 +82,72 @@ class Supervisor:
         try:
             self._obey()
         finally:
-            for daemon in self.daemons:
-                daemon.kill()
-                daemon.wait()
+            if self.daemon:
+                self.daemon.kill()
+                self.daemon.wait()
 
     def _say(self, message: dict[str, Any]) -> None:
         os.write(self.status, json.dumps(message).encode() + b"\n")
 
     def _mount_channels(self) -> dict[str, str | None]:
-        """Start the lazy read-only mounts, all at once; gives for each the reason if it is not possible here."""
-        channels = self.spec["fastfile"]
+        """Start the lazy read-only mounts, all by one process; gives for each why it is not possible here, if so."""
+        spec = self.spec["fastfile"]
+        channels = spec["channels"]
         refusal = None if self.isolated else "it needs a mount namespace"
         if refusal is None and channels:
             try:
                 os.close(os.open("/dev/fuse", os.O_RDWR))
             except OSError as error:
                 refusal = f"/dev/fuse cannot be opened ({error.strerror})"
-        if refusal:
+        if refusal or not channels:
             return dict.fromkeys(channels, refusal)
         before = {name: os.stat(channel["mountpoint"]).st_dev for name, channel in channels.items()}
-        started = {name: self._start_daemon(channel) for name, channel in channels.items()}
-        return {name: self._await_mount(channels[name], daemon, before[name]) for name, daemon in started.items()}
+        deadline = time.monotonic() + MOUNT_SECONDS
+        servers = self._start_daemon(spec, deadline)
+        return {
+            name: self._await_mount(channel, servers.get(name, 0), before[name], deadline)
+            for name, channel in channels.items()
+        }
 
-    def _start_daemon(self, channel: dict[str, Any]) -> subprocess.Popen[bytes]:
-        with open(channel["log"], "wb") as log:
-            return subprocess.Popen(
-                channel["command"],
+    def _start_daemon(self, spec: dict[str, Any], deadline: float) -> dict[str, int]:
+        """The process of every channel; none where the daemon did not come so far."""
+        with open(spec["log"], "wb") as log:
+            self.daemon = subprocess.Popen(
+                spec["command"],
                 cwd=self.spec["package_parent"],
-                env=channel["env"],
+                env=spec["env"],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 preexec_fn=_die_with_parent,
             )
+        assert self.daemon.stdout
+        with self.daemon.stdout as told:
+            ready, _, _ = select.select([told], [], [], max(0.0, deadline - time.monotonic()))
+            line = told.readline() if ready else b""
+        if not line:
+            self.daemon.kill()
+            self.daemon.wait()
+        return json.loads(line) if line else {}
 
-    def _await_mount(self, channel: dict[str, Any], daemon: subprocess.Popen[bytes], before: int) -> str | None:
-        deadline = time.monotonic() + MOUNT_SECONDS
-        while daemon.poll() is None and time.monotonic() < deadline:
+    def _await_mount(self, channel: dict[str, Any], server: int, before: int, deadline: float) -> str | None:
+        while server and time.monotonic() < deadline:
             if os.stat(channel["mountpoint"]).st_dev != before:
-                self.daemons.append(daemon)
                 return None
+            if not _runs(server):
+                break
             time.sleep(0.01)
-        daemon.kill()
-        daemon.wait()
+        with contextlib.suppress(ProcessLookupError):
+            if server:
+                os.kill(server, signal.SIGKILL)
         # A mount that came too late would hide the download that is made instead.
         with contextlib.suppress(OSError):
             libc("umount2", os.fsencode(channel["mountpoint"]), MNT_DETACH)
-        last = Path(channel["log"]).read_text(errors="replace").strip().splitlines()
-        return last[-1] if last else f"the mount did not appear within {MOUNT_SECONDS:.0f} s"
+        for log in (channel["log"], self.spec["fastfile"]["log"]):
+            with contextlib.suppress(OSError):
+                if lines := Path(log).read_text(errors="replace").strip().splitlines():
+                    return lines[-1]
+        return f"the mount did not appear within {MOUNT_SECONDS:.0f} s"
 
     def _obey(self) -> None:
         """Follow commands until the leader has ended or the control plane is gone."""
@@ -183,7 +202,7 @@ class Supervisor:
         if self.leader:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.leader, signal.SIGKILL)
-        spared = {daemon.pid for daemon in self.daemons}
+        spared = {self.daemon.pid} if self.daemon else set()
         while LINUX and (orphans := _children_of(os.getpid()) - spared):
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
@@ -236,6 +255,14 @@ class Supervisor:
             os.execvpe(argv[0], argv, env)  # noqa: S606
         except FileNotFoundError:
             raise OSError(f"ContainerEntrypoint {argv[0]!r} is not found on the PATH {env['PATH']}") from None
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process lives; its parent may not have waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _die_with_parent() -> None:

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from .conftest import Client, channel
+from .conftest import Client, channel, gone, processes
 
 LIST = "cd /opt/ml/input/data/train && find . -type f | sort | tr '\\n' ' '"
 
@@ -97,3 +97,17 @@ def test_fastfile_is_a_lazy_read_only_mount(client: Client) -> None:
         "kind": "fuse",
     }
     assert client.lines(job) == [client.lines(job)[-1]], "a mount that works says nothing"
+
+
+def test_all_mounts_of_a_host_come_from_one_process(client: Client) -> None:
+    """Which imports once what each needs, and they end with the job."""
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no /dev/fuse, so FastFile is a download")
+    inputs = [channel(name, client.put(f"several/{name}/x", f"of {name}\n"), "FastFile") for name in "abc"]
+    name = client.start("cat /opt/ml/input/data/*/x; echo ready; sleep 600", InputDataConfig=inputs)
+    client.wait_for_line(name, "ready")
+    assert client.lines(name) == ["of a", "of b", "of c", "ready"]
+    assert len([line for line in processes(name) if "smtrain.local.fastfile" in line]) == 1 + len(inputs)
+    client.sagemaker.stop_training_job(TrainingJobName=name)
+    assert client.wait(name)["TrainingJobStatus"] == "Stopped"
+    assert gone(name)
