@@ -8,11 +8,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from smtrain.config import JobConfig
-from smtrain.config.schema import text_channels
+from smtrain.config.schema import VALIDATION_CHANNEL, text_channels
 from smtrain.contract.container import Container
 from smtrain.train.entry import main
 
 if TYPE_CHECKING:
+    from smtrain.data.holdout import HoldOut
     from smtrain.data.parts import Parts
 
 
@@ -27,6 +28,18 @@ def parts(container: Container) -> Parts | None:
     made = Parts(container.checkpoint_dir, every)
     signal.signal(signal.SIGTERM, lambda *_: made.stop.set())
     return made
+
+
+def holdout(config: JobConfig, container: Container) -> HoldOut | None:
+    """What is held out for validation."""
+    from smtrain.config.validation import parts as shares
+    from smtrain.data.holdout import HoldOut
+
+    asked = config.train.validation
+    if asked is None or not asked.chosen:
+        return None
+    path = container.channel(VALIDATION_CHANNEL) if asked.path else None
+    return HoldOut(asked.fraction, shares(asked.split) if asked.split else None, path)
 
 
 def stage(config: JobConfig, container: Container) -> None:
@@ -50,7 +63,7 @@ def stage(config: JobConfig, container: Container) -> None:
     places = (sources, container.model_dir, container.channel("model"))
     common: dict[str, Any] = {
         "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers, "max_bad": data.max_bad,
-        "parts": parts(container),
+        "parts": parts(container), "holdout": holdout(config, container),
     }  # fmt: skip
     if config.train.objective == "sft":
         manifest = prepare_sft(*places, overlong=data.overlong, **common)
@@ -67,6 +80,12 @@ def stage(config: JobConfig, container: Container) -> None:
         f"by {manifest.tokenized_by}",
         flush=True,
     )
+    if manifest.validation:
+        print(
+            f"held out for validation: {manifest.validation['documents']} documents, "
+            f"{manifest.validation['tokens']} tokens",
+            flush=True,
+        )
     for reason, count in manifest.dropped.items():
         print(f"left out: {count} {reason}", flush=True)
     for line in manifest.bad_lines:

@@ -33,11 +33,13 @@ class Disk(Protocol):
         ...
 
 
-def surplus(line: Line, keep: int, whole: Callable[[Path], bool], arrived: Arrived | None) -> list[Path]:
+def surplus(
+    line: Line, keep: int, whole: Callable[[Path], bool], arrived: Arrived | None, spared: Collection[str] = ()
+) -> list[Path]:
     """What may go so that the newest `keep` (at least one) that are whole and have arrived stay, and all newer ones.
 
     What is older than those goes, whole or broken, of the line and of what its jobs wrote beyond the steps that it
-    goes on from; another line's stays. While fewer have arrived nothing goes.
+    goes on from; another line's stays, and so do those that `spared` names. While fewer have arrived nothing goes.
     """
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
@@ -48,12 +50,13 @@ def surplus(line: Line, keep: int, whole: Callable[[Path], bool], arrived: Arriv
         settled += 1
         if settled == keep:
             left = lines_in(line.root).left(line.parts)
-            return [line.root / name for other, name in left if other < step]
+            return [line.root / name for other, name in left if other < step and name not in spared]
     return []
 
 
 def prune(
-    line: Line, keep: int, arrived: Arrived | None, disk: Disk, distrusted: Collection[str] = (), *,
+    line: Line, keep: int, arrived: Arrived | None, disk: Disk, distrusted: Collection[str] = (),
+    spared: Collection[str] = (), *,
     gather: Callable[[Any], list[Any]], rank: int, local_rank: int,
 ) -> None:  # fmt: skip
     """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold its host's files only."""
@@ -66,7 +69,7 @@ def prune(
     def whole(path: Path) -> bool:
         return line.name(path) not in distrusted and disk.fault(path, together.get(line.name(path), {})) is None
 
-    gone = [line.name(path) for path in surplus(line, keep, whole, arrived)] if rank == 0 else []
+    gone = [line.name(path) for path in surplus(line, keep, whole, arrived, spared)] if rank == 0 else []
     for name in gone:
         disk.remove(line.root / name)
     # Rank 0 tells what went only now, so that no host drops a file that a manifest still lists.

@@ -19,7 +19,9 @@ FLAGS = {
     "train.seq_len": "--seq-len", "seq_len": "--seq-len", "train.objective: sft": "--objective sft",
     "train.objective: pretrain": "--objective pretrain", "train.objective": "--objective", "model.path": "--model",
     "data.format": "--format", "data.text_column": "--text-column", "data.separator": "--separator",
-    "data.max_bad": "--max-bad", "set append_eod to false": "give --no-eod", "shares": "SHARE",
+    "train.validation.fraction": "--validation-fraction", "train.validation.path": "--validation-path",
+    "train.validation.split": "--validation-split", "data.max_bad": "--max-bad",
+    "set append_eod to false": "give --no-eod", "shares": "SHARE",
 }  # fmt: skip
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
@@ -48,6 +50,18 @@ def prepare(
     objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
     overlong: Annotated[str, typer.Option(help="sft: truncate or drop longer samples.")] = "truncate",
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
+    validation_fraction: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Hold out this share of the documents for validation, e.g. 0.01.", show_default=False),
+    ] = None,
+    validation_path: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Other text to validate on.", show_default=False),
+    ] = None,
+    validation_split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="--format megatron: training, validation and test, e.g. 980,10,10.", show_default=False),
+    ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Tokenize text; run it again after an interruption and it goes on where it was."""
@@ -64,6 +78,7 @@ def prepare(
     named("--model", model)
     common: dict[str, Any] = {
         "seq_len": seq_len, "format": form, "workers": workers, "max_bad": max_bad, "overwrite": overwrite,
+        "holdout": _holdout(validation_fraction, validation_path, validation_split),
     }  # fmt: skip
     if objective == "sft":
         made = _module("sft").prepare_sft(inputs, Path(output), Path(model), overlong=overlong, **common)
@@ -75,6 +90,9 @@ def prepare(
         )  # fmt: skip
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
     say(f"tokenized by {made.tokenized_by}")
+    if made.validation:
+        held_out = made.validation
+        say(f"held out for validation: {held_out['documents']:,} documents, {held_out['tokens']:,} tokens")
     for reason, count in made.dropped.items():
         say(f"left out: {count:,} {reason}")
     for line in made.bad_lines:
@@ -169,6 +187,25 @@ def import_(
     options.folder_of("OUT", output)
     made = _module("exchange").import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+
+
+def _holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
+    """What to hold out; None for nothing. Raises `ConfigError` where that is said twice, or is no share."""
+    from smtrain.config.validation import parts
+
+    given = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
+    told = [flag for flag, value in given.items() if value is not None]
+    if len(told) > 1:
+        raise ConfigError([f"{told[0]}, {told[1]}: both say what is held out; leave one of them out"])
+    if fraction is not None and not 0 < fraction < 1:
+        raise ConfigError([f"--validation-fraction {fraction}: must be above 0 and below 1, such as 0.01"])
+    if path is not None:
+        named("--validation-path", path)
+    try:
+        shares = parts(split) if split is not None else None
+    except ValueError as error:
+        raise ConfigError([f"--validation-split {split}: {error}"]) from None
+    return _module("holdout").HoldOut(fraction, shares, path) if told else None
 
 
 def _unescaped(separator: str | None) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared_faults, template_faults
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
+from smtrain.config.checks_validation import validation_faults, validation_path_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
 from smtrain.model.hf_folder import tokenizer_in, weights_in
@@ -148,6 +149,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
             "synced with the checkpoints; use an s3:// URI or leave it to smtrain",
         )
     yield from engine_faults(config)
+    yield from validation_faults(config)
 
 
 def secret_faults(config: JobConfig) -> Iterator[Fault]:
@@ -176,6 +178,7 @@ def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
 def model_faults(config: JobConfig) -> Iterator[Fault]:
     """What the model's own files show, and whether the text is there: all that can be read without a network."""
     yield from path_faults(config)
+    yield from validation_path_faults(config)
     yield from prepared_faults(config)
     if "://" in config.model.path:
         if config.model.path.startswith("hf://"):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from smtrain.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
-from smtrain.config.section import is_section, kinds
+from smtrain.config.section import kinds, section_in
 from smtrain.config.yaml_file import parse
 from smtrain.errors import ConfigError
 
@@ -122,6 +122,8 @@ def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
     data = raw.get("data")
     sources = data.get("sources") if isinstance(data, dict) else None
     places += [(source, "path") for source in sources] if isinstance(sources, list) else []
+    train = raw.get("train")
+    places.append((train.get("validation") if isinstance(train, dict) else None, "path"))
     for given, field in places:
         value = given.get(field) if isinstance(given, dict) else None
         if isinstance(given, dict) and isinstance(value, str) and value and "://" not in value:
@@ -161,9 +163,9 @@ def _is_text(parts: list[str]) -> bool:
     """Whether a key takes nothing but text, as `name` does: `--set name=123` means the characters."""
     model: Any = JobConfig
     for part in parts[:-1]:
-        field = model.model_fields.get(part) if is_section(model) else None
-        model = field.annotation if field else None
-    if not is_section(model) or parts[-1] not in model.model_fields:
+        field = model.model_fields.get(part) if model else None
+        model = section_in(field.annotation) if field else None
+    if not model or parts[-1] not in model.model_fields:
         return False
     return kinds(model, parts[-1]) <= {str, NoneType}
 
@@ -230,7 +232,7 @@ def _siblings(key: str) -> list[str]:
     model: Any = JobConfig
     for part in key.split(".")[:-1]:
         field = model.model_fields.get(part)
-        model = field.annotation if field else None
-        if not is_section(model):
+        model = section_in(field.annotation) if field else None
+        if model is None:
             return []
     return list(model.model_fields)

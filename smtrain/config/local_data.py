@@ -30,6 +30,10 @@ def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> It
         if "://" not in source.path:
             key = "data.sources" if config.data.sources else "data.path"
             yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, source.path))
+    held_out = config.train.validation.path if config.train.validation else None
+    if held_out and "://" not in held_out:
+        key = "train.validation.path"
+        yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, held_out))
 
 
 def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
@@ -78,6 +82,12 @@ def _prepared_faults(config: JobConfig, folder: Path, described: dict[str, Any] 
     if not isinstance(manifest, dict) or manifest.get("format_version") != PREPARED_FORMAT:
         yield {"data.prepared"}, f"data.prepared: {folder} is not a dataset that this smtrain reads; prepare it again"
         return
+    if config.train.validation and not manifest.get("validation"):
+        yield (
+            {"data.prepared", "train.validation"},
+            f"train.validation: {folder} was prepared without a held-out part; prepare the text again with "
+            "--validation-fraction or --validation-path, or leave train.validation out",
+        )
     tokenizer = Path(config.model.path) / "tokenizer.json" if "://" not in config.model.path else None
     for fault in mismatches(config, manifest, described, tokenizer):
         yield {"data.prepared"}, f"data.prepared: {folder}: {fault}; prepare the text again"

@@ -11,6 +11,7 @@ from pydantic import Field
 from smtrain.config.data import Data
 from smtrain.config.section import Section
 from smtrain.config.units import Seconds
+from smtrain.config.validation import Validation
 from smtrain.facts import instance
 
 Stage = Literal["fetch", "prepare", "convert", "compile", "train", "export", "generate"]
@@ -117,6 +118,8 @@ class Train(Section):
     """Steps between log lines."""
     save_interval: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
+    validation: Validation | None = None
+    """Hold out part of the text and log the loss on it; default: none."""
 
 
 class Compute(Section):
@@ -311,6 +314,11 @@ class JobConfig(Section):
         if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
             del kept["data"]["document_mask"]
+        held_out = self.train.validation
+        if held_out is None or stage == "compile":  # no graph of a step depends on it
+            kept.get("train", {}).pop("validation", None)
+        if stage == "prepare" and held_out and held_out.chosen:
+            kept["train"]["validation"] = held_out.chosen
         if stage == "compile":  # no weight changes a graph
             kept["model"]["init"], kept["train"]["steps"] = "scratch", TRACED_STEPS
         if stage == "train":  # a default takes no part in the identity of jobs begun before there was the key
@@ -325,6 +333,10 @@ class JobConfig(Section):
                 "processes_per_instance": self.processes_per_instance,
             }
         return kept
+
+
+VALIDATION_CHANNEL = "validation"
+"""The prepare stage's input channel of `train.validation.path`."""
 
 
 def text_channels(config: JobConfig) -> list[str]:

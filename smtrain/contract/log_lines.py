@@ -38,5 +38,10 @@ def step_record(text: str) -> dict[str, float] | None:
 
 def step_records(lines: Iterable[Line]) -> list[dict[str, float]]:
     """The numbers of every `step=...` line, one mapping a step, in order of steps; a step done twice counts last."""
-    records = {record["step"]: record for line in lines if (record := step_record(line.text))}
+    records: dict[float, dict[str, float]] = {}
+    for line in lines:
+        if record := step_record(line.text):
+            # a validation of a step that was done before has no other number
+            before = {} if "loss" in record else records.get(record["step"], {})
+            records[record["step"]] = {**before, **record}
     return [records[step] for step in sorted(records)]

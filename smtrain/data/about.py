@@ -61,6 +61,9 @@ def inspect(path: Path, tokenizer: Path | None = None) -> About:
         manifest = Manifest.load(path)
         kept = ("seq_len", "samples", "eos_id", "append_eod", "tokenized_by", "bad_line_count", "dropped", "parts")
         facts |= {key: getattr(manifest, key) for key in kept}
+        if manifest.validation:
+            facts["held_out_documents"] = manifest.validation["documents"]
+            facts["held_out_tokens"] = manifest.validation["tokens"]
         if manifest.objective == "sft":
             facts |= _packed(path, parts[0], manifest.seq_len)
     decoder = load_tokenizer(tokenizer) if tokenizer else None

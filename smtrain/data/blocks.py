@@ -45,10 +45,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Documents that are tokens already: ids end to end, and a length per document."""
+    """Documents that are tokens already: ids end to end, and a length per document.
+
+    `first` is the number of the first of them among the `total` of its file.
+    """
 
     ids: NDArray[Any]
     lengths: NDArray[np.int64]
+    first: int = 0
+    total: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -179,7 +184,7 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
         share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
         ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
-        yield Block(file, share, first == 0, Tokens(ids, np.diff(bounds[first : last + 1])))
+        yield Block(file, share, first == 0, Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1))
         first = last
 
 

@@ -16,6 +16,8 @@ from smtrain.errors import DataError
 NAME = "manifest.json"
 PREFIX = "tokens"
 MASK = f"{PREFIX}_mask"
+VALIDATION = "validation"
+VALIDATION_MASK = f"{VALIDATION}_mask"
 
 
 def refuse_others(*places: Path) -> None:
@@ -30,7 +32,8 @@ def refuse_others(*places: Path) -> None:
 
 def files_of(folder: Path) -> list[Path]:
     """What a dataset prepared in `folder` consists of, manifest first."""
-    return [folder / NAME, *(folder / f"{name}{end}" for name in (PREFIX, MASK) for end in (".bin", ".idx", SUFFIX))]
+    names = (PREFIX, MASK, VALIDATION, VALIDATION_MASK)
+    return [folder / NAME, *(folder / f"{name}{end}" for name in names for end in (".bin", ".idx", SUFFIX))]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Manifest:
     {name, bytes, documents} per file; `files` the size and SHA-256 of what was written; `bad_lines` the first few of
     `bad_line_count`. `parts` has a row {prefix, documents, tokens, samples} per source, in the order of the config;
     `left_out` says which files of the sources were not read, and why; `dropped` counts documents left out on purpose,
-    by reason; `objective` sft means that the tokens to learn are in MASK, the same documents in uint8.
+    by reason; `objective` sft means that the tokens to learn are in MASK, the same documents in uint8. `validation` is
+    a row like those of `parts` for the documents that training does not see, which no other count includes.
     """
 
     vocab_size: int
@@ -65,12 +69,17 @@ class Manifest:
     objective: str = "pretrain"
     tokenized_by: str = ""
     left_out: list[str] = dataclasses.field(default_factory=list)
+    validation: dict[str, Any] | None = None
     format_version: int = PREPARED_FORMAT
 
     @property
     def content(self) -> dict[str, dict[str, Any]]:
-        """What the tokens are: `files` without those that follow from the others, which older data has not."""
-        return {name: about for name, about in self.files.items() if not name.endswith(SUFFIX)}
+        """What is trained on: `files` without what is held out, and without what follows from the others."""
+        return {
+            name: about
+            for name, about in self.files.items()
+            if not name.endswith(SUFFIX) and name.partition(".")[0] not in (VALIDATION, VALIDATION_MASK)
+        }
 
     def check_objective(self, folder: Path, objective: str) -> None:
         """Raises DataError where the dataset was prepared for another objective."""

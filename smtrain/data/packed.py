@@ -47,19 +47,8 @@ class PackedLoader:
         self.waited = 0.0
         self._share = global_batch_size // dp_size
         self._first = dp_rank * self._share
-        self._dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        self._padding = self.manifest.eos_id or 0
-        self._checks = FirstRead(folder, self.manifest, [PREFIX, MASK], keep)
-        index = read_index(folder / f"{PREFIX}.idx", self._checks.sums[0])
-        self._lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
-        if len(self._lengths) != self.manifest.samples or (self._lengths < 2).any():
-            raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
-        self._paths = [folder / f"{PREFIX}.bin", folder / f"{MASK}.bin"]
-        check_size(self._paths[0], self.manifest.tokens * self._dtype.itemsize)
-        check_size(self._paths[1], self.manifest.tokens)
-        self._packing = Packing(seed, self._lengths - 1, seq_len)
-        # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
-        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
+        self._samples = Samples(folder, self.manifest, PREFIX, MASK, self.manifest.samples, self.manifest.tokens, keep)
+        self._packing = Packing(seed, self._samples.lengths - 1, seq_len)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._ahead: tuple[int, Future[Batch]] | None = None
 
@@ -70,7 +59,7 @@ class PackedLoader:
         part of an answer are -100. What is left of a row is padding, a segment of its own without labels.
         """
         began = time.perf_counter()
-        self._checks.raise_damage()
+        self._samples.checks.raise_damage()
         if self._ahead is None or self._ahead[0] != samples_consumed:
             self._ahead = samples_consumed, self._reader.submit(self._read, samples_consumed)
         found = self._ahead[1].result()
@@ -81,19 +70,46 @@ class PackedLoader:
 
     def close(self) -> None:
         """End the read-ahead and close the files."""
-        self._checks.close()
+        self._samples.checks.close()
         self._reader.shutdown(cancel_futures=True)
-        for file in self._files:
-            os.close(file)
+        self._samples.close()
 
     def _read(self, samples_consumed: int) -> Batch:
-        shape = (self._share, self.seq_len)
+        first = samples_consumed + self._first
+        return self._samples.rows([self._packing.row(i) for i in range(first, first + self._share)], self.seq_len)
+
+
+class Samples:
+    """The samples of a pair of files, tokens and the mask of what is learned, that `prepare_sft` wrote.
+
+    `lengths` are their tokens. Raises DataError where the files are not what the manifest says.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, prefix: str, mask: str, count: int, tokens: int, keep: Path | None
+    ) -> None:
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._padding = manifest.eos_id or 0
+        self.checks = FirstRead(folder, manifest, [prefix, mask], keep)
+        index = read_index(folder / f"{prefix}.idx", self.checks.sums[0])
+        self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
+        if len(self.lengths) != count or (self.lengths < 2).any():
+            raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
+        paths = [folder / f"{prefix}.bin", folder / f"{mask}.bin"]
+        check_size(paths[0], tokens * self._dtype.itemsize)
+        check_size(paths[1], tokens)
+        # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
+        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def rows(self, samples: list[list[int]], seq_len: int) -> Batch:
+        """Rows of these samples, one after another, as `PackedLoader.batch` gives them."""
+        shape = (len(samples), seq_len)
         ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)
         segments = np.zeros(shape, np.int64)
-        for row in range(self._share):
+        for row, within in enumerate(samples):
             at = 0
-            for number, sample in enumerate(self._packing.row(samples_consumed + self._first + row)):
-                tokens, learned = self._sample(sample)
+            for number, sample in enumerate(within):
+                tokens, learned = self.sample(sample)
                 end = at + len(tokens) - 1
                 ids[row, at:end] = tokens[:-1]
                 labels[row, at:end] = np.where(learned[1:], tokens[1:], IGNORED)
@@ -102,14 +118,20 @@ class PackedLoader:
                 at = end
         return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(segments)
 
-    def _sample(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        start, length = int(self._starts[sample]), int(self._lengths[sample])
+    def sample(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """A sample's tokens, and which of them are learned."""
+        start, length = int(self._starts[sample]), int(self.lengths[sample])
         # wide at once: -100 beside uint16 would wrap
         tokens = self._array(0, start, length, self._dtype).astype(np.int64)
         return tokens, self._array(1, start, length, np.dtype("u1"))
 
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            os.close(file)
+
     def _array(self, file: int, start: int, length: int, dtype: np.dtype) -> NDArray[Any]:
-        raw = self._checks.read(file, self._files[file], start * dtype.itemsize, length * dtype.itemsize)
+        raw = self.checks.read(file, self._files[file], start * dtype.itemsize, length * dtype.itemsize)
         return np.frombuffer(raw, dtype)
 
 

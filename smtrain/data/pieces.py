@@ -19,6 +19,7 @@ from smtrain.data import blocks, cleaning, encoder, reading
 from smtrain.data.blocks import Block
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.encoder import Encoder
+from smtrain.data.holdout import HoldOut
 from smtrain.data.parts import Parts
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
@@ -30,7 +31,8 @@ from smtrain.errors import DataError
 class Piece:
     """What one block became: ids end to end, a length per document, and the block's faults.
 
-    `hashes` is there when duplicates are to be found.
+    `hashes` is there when duplicates are to be found, `sides` (TRAIN, HELD or TEST of each document) when some
+    are held out.
     """
 
     block: Block
@@ -40,6 +42,7 @@ class Piece:
     lines: int
     short: int = 0
     hashes: NDArray[np.uint64] | None = None
+    sides: NDArray[np.int8] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,14 @@ class How:
     cleaning: Cleaning
     workers: int | None
     parts: Parts | None = None
+    holdout: HoldOut | None = None
 
     def digest(self, files: list[list[SourceFile]]) -> str:
         """Equal for runs that write the same bytes."""
         names = [[file.identity(elsewhere=self.parts is not None) for file in part] for part in files]
         settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
-        return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES])
+        held_out = [str(self.holdout)] if self.holdout else []
+        return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES, *held_out])
 
 
 def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[Piece]:
@@ -105,7 +110,9 @@ def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[Piece]:
     texts = pa.concat_arrays([found for found, _ in cleaned]) if len(task) > 1 else cleaned[0][0]
     ids, lengths = chosen.encode(texts, task[0].first)
     tokens, ends = encoder.with_ends(ids, lengths, how.facts.dtype, how.eos_id)
-    found = cleaning.hashes(texts) if how.cleaning.deduplicate else None
+    by_hash = how.holdout is not None and how.holdout.fraction is not None
+    found = cleaning.hashes(texts) if how.cleaning.deduplicate or by_hash else None
+    sides = None if how.holdout is None or found is None else how.holdout.by_hash(found)
     pieces, at, text_at = [], 0, 0
     for block, documents, (kept, short) in zip(task, read, cleaned, strict=True):
         rows = slice(text_at, text_at + len(kept))
@@ -113,7 +120,8 @@ def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[Piece]:
         pieces.append(
             Piece(
                 block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
-                None if found is None else found[rows],
+                found[rows] if how.cleaning.deduplicate and found is not None else None,
+                None if sides is None else sides[rows],
             )
         )  # fmt: skip
         at, text_at = at + size, text_at + len(kept)
@@ -127,7 +135,12 @@ def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> Piece:
             "give the tokenizer that made them."
         )
     ids, lengths = tokens.ids.astype(how.facts.dtype), tokens.lengths.astype(np.int32)
-    return Piece(block.without_payload(), ids, lengths, [], len(lengths))
+    sides = None
+    if how.holdout is not None and how.holdout.split is not None:
+        sides = how.holdout.by_place(tokens.first, len(lengths), tokens.total)
+    elif how.holdout is not None and how.holdout.fraction is not None:
+        sides = how.holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
+    return Piece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides)
 
 
 def cores() -> int:

@@ -17,6 +17,7 @@ from smtrain.config.schema import digest
 from smtrain.data import blocks, encoder
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.encoder import Encoder, MismatchError, Plain
+from smtrain.data.holdout import HoldOut
 from smtrain.data.journal import Journal
 from smtrain.data.manifest import Manifest, files_of, refuse_others
 from smtrain.data.parts import Parts
@@ -46,6 +47,7 @@ def prepare(
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
     overwrite: bool = True,
+    holdout: HoldOut | None = None,
 ) -> Manifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
@@ -53,11 +55,11 @@ def prepare(
     Hugging Face folder. `workers` defaults to every core; `progress` to a bar or lines on stderr, as does `say`, which
     hears what people should know. A run that was killed goes on where it was when it is called again with the same
     input and settings; on another machine from `parts`, where there are any, which knows the input by its files' names
-    and sizes.
+    and sizes. `holdout` says which documents are written beside the others for validation.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad lines, fewer tokens than
-    one sample of `seq_len` + 1, a tokenizer that does not fit the model beside it, and, without `overwrite`, for an
-    `output` that holds a dataset.
+    one sample of `seq_len` + 1, a `holdout` that leaves nothing on one side, a tokenizer that does not fit the model
+    beside it, and, without `overwrite`, for an `output` that holds a dataset.
     """
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -69,10 +71,13 @@ def prepare(
             "name one, or set append_eod to false."
         )
     sources = [str(s) for s in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
+    if holdout and holdout.path is not None:
+        sources.append(str(holdout.path))
     left_out: list[str] = []
     files = [find_files(source, format, exclude=output, say=left_out.append) for source in sources]
     for sentence in left_out:
         say(f"prepare: {sentence}")
+    _refuse_split(files, holdout)
     if not overwrite:
         refuse_others(*files_of(output))
     how = How(
@@ -84,6 +89,7 @@ def prepare(
         cleaning or Cleaning(),
         workers,
         parts,
+        holdout,
     )
     with unfinished(output, parts) as journal:
         with ExitStack() as stack:
@@ -100,7 +106,7 @@ def prepare(
             dtype=facts.dtype.name,
             documents=tally.documents,
             tokens=tally.tokens,
-            samples=sum((part.tokens - 1) // seq_len for part in tally.parts),
+            samples=sum((part.tokens - 1) // seq_len for part in tally.trained),
             text_column=text_column,
             sources=tally.source_rows(),
             files=tally.finish(),
@@ -108,13 +114,24 @@ def prepare(
             bad_lines=tally.bad.kept,
             parts=[
                 {"prefix": p.prefix, "documents": p.documents, "tokens": p.tokens, "samples": (p.tokens - 1) // seq_len}
-                for p in tally.parts
+                for p in tally.trained
             ],
             dropped=tally.dropped,
             tokenized_by=tally.tokenized_by,
             left_out=left_out,
+            validation=tally.held_out.row(-(-(tally.held_out.tokens - 1) // seq_len)) if tally.held_out else None,
         )
         return publish(journal, manifest, output)
+
+
+def _refuse_split(files: list[list[SourceFile]], holdout: HoldOut | None) -> None:
+    """Raises DataError where documents of text would have to be held out by their order."""
+    other = next((file for part in files for file in part if file.kind != "megatron"), None)
+    if holdout and holdout.split is not None and other is not None:
+        raise DataError(
+            f"train.validation.split: {other.name} is no Megatron pair, whose documents it goes by; set "
+            "train.validation.fraction instead."
+        )
 
 
 def _tally(
@@ -140,7 +157,7 @@ def _run(
     settings = digest([how.digest(files), chosen.name])
 
     def empty() -> Tally:
-        return Tally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate)
+        return Tally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate, how.holdout)
 
     tally = gone_on(empty, settings, journal, how.parts)
     total = sum(file.bytes for part in files for file in part)

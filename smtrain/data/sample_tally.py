@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from smtrain.data.manifest import MASK, PREFIX
+from smtrain.data.holdout import HELD, TRAIN, HoldOut
+from smtrain.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.data.samples import Piece
 from smtrain.data.sources import SourceFile
 from smtrain.data.tally import Bad, Part
@@ -17,8 +18,14 @@ from smtrain.data.tally import Bad, Part
 class SampleTally:
     """Tokens and mask of all samples, in the order of the records."""
 
-    def __init__(self, folder: Path, files: list[SourceFile], dtype: np.dtype) -> None:
-        self._parts = {name: Part(folder, name, np.dtype(kind)) for name, kind in ((PREFIX, dtype), (MASK, np.uint8))}
+    def __init__(
+        self, folder: Path, files: list[SourceFile], dtype: np.dtype, holdout: HoldOut | None = None, others: int = 0
+    ) -> None:
+        """The last `others` of `files` are held out whole."""
+        names = [(PREFIX, MASK), *([(VALIDATION, VALIDATION_MASK)] if holdout else [])]
+        kinds = (np.dtype(dtype), np.dtype(np.uint8))
+        self._parts = {n: Part(folder, n, kind) for pair in names for n, kind in zip(pair, kinds, strict=True)}
+        self._held_out = set(files[len(files) - others :]) if others else set()
         self._files, self._number = files, {file: number for number, file in enumerate(files)}
         self.blocks = self.done_bytes = 0
         self.bad = Bad("record", "data")
@@ -33,6 +40,11 @@ class SampleTally:
     def tokens(self) -> int:
         return self._parts[PREFIX].tokens
 
+    @property
+    def held_out(self) -> Part | None:
+        """The samples for validation."""
+        return self._parts.get(VALIDATION)
+
     def begin(self) -> None:
         """Start with empty files."""
         for part in self._parts.values():
@@ -46,8 +58,14 @@ class SampleTally:
         self.bad.add(piece.bad, self._lines[number], max_bad)
         self._lines[number] += piece.lines
         self._samples[number] += len(piece.lengths)
-        self._parts[PREFIX].add(piece.tokens, piece.lengths)
-        self._parts[MASK].add(piece.mask, piece.lengths)
+        sides = piece.sides
+        if sides is None:
+            sides = np.full(len(piece.lengths), HELD if piece.block.file in self._held_out else TRAIN, np.int8)
+        of_token = np.repeat(sides, piece.lengths)
+        for side, name, mask in ((TRAIN, PREFIX, MASK), (HELD, VALIDATION, VALIDATION_MASK)):
+            if name in self._parts:
+                self._parts[name].add(piece.tokens[of_token == side], piece.lengths[sides == side])
+                self._parts[mask].add(piece.mask[of_token == side], piece.lengths[sides == side])
         self.told += piece.told
         self.done_bytes += piece.block.size
         self.blocks += 1

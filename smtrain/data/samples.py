@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from smtrain.data.blocks import Block
 from smtrain.data.chat import ChatTemplate, RecordFault, Rendered, Shape, conversation
+from smtrain.data.holdout import HoldOut
 from smtrain.data.reading import BadLine
 from smtrain.data.records import read_records
 from smtrain.data.tokenizer import load_tokenizer
@@ -26,7 +29,10 @@ _GROUP_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """What one block became: tokens and mask end to end, a length per sample, faults, and what else is to be told."""
+    """What one block became: tokens and mask end to end, a length per sample, faults, and what else is to be told.
+
+    `sides` is there when some samples are held out.
+    """
 
     block: Block
     tokens: NDArray[Any]
@@ -35,30 +41,41 @@ class Piece:
     bad: list[BadLine]
     lines: int
     told: Counter[str]
+    sides: NDArray[np.int8] | None = None
 
 
 class Maker:
     """Turns blocks of records into samples; every worker process has one."""
 
-    def __init__(self, folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"]) -> None:
-        self.arguments = (folder, seq_len, shape, overlong)
+    def __init__(
+        self, folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"],
+        holdout: HoldOut | None = None,
+    ) -> None:  # fmt: skip
+        self.arguments = (folder, seq_len, shape, overlong, holdout)
+        self._holdout = holdout
         self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder)
         self._limit, self._shape, self._drop = seq_len + 1, shape, overlong == "drop"
 
     def piece(self, block: Block) -> Piece:
         found = read_records(block)
         rendered: list[Rendered] = []
+        hashes: list[int] = []  # of the conversation of each text: what is made of one stays on one side
         told: Counter[str] = Counter()
         for line, row in found.rows:
             try:
-                texts = self.template.render(conversation(row, self._shape))
+                said = conversation(row, self._shape)
+                texts = self.template.render(said)
             except RecordFault as fault:
                 found.bad.append(BadLine(block.file.name, line, str(fault)))
                 continue
             rendered += texts
+            hashes += [_hash(said.messages)] * len(texts)
             told[_SPLIT] += len(texts) > 1
         encoded = (self._fitted(ids, mask, told) for ids, mask in self._encoded(rendered))
-        samples = [sample for sample in encoded if sample is not None]
+        found_sides = self._holdout.by_hash(np.array(hashes, np.uint64)) if self._holdout else None
+        fitted = list(encoded)
+        samples = [sample for sample in fitted if sample is not None]
+        kept = np.array([sample is not None for sample in fitted], bool)
         return Piece(
             block.without_payload(),
             np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
@@ -67,6 +84,7 @@ class Maker:
             sorted(found.bad, key=lambda bad: bad.line),
             found.lines,
             +told,
+            None if found_sides is None else found_sides[kept],
         )
 
     def _encoded(self, rendered: list[Rendered]) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
@@ -100,6 +118,12 @@ class Maker:
             told[NO_ANSWER] += 1
             return None
         return ids, mask
+
+
+def _hash(messages: list[dict[str, Any]]) -> int:
+    """64 bits of BLAKE2 of a conversation."""
+    text = json.dumps(messages, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
 def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from smtrain.config.schema import digest
 from smtrain.data.blocks import BLOCK_BYTES, Block
 from smtrain.data.chat import COLUMNS, Shape
+from smtrain.data.holdout import HoldOut
 from smtrain.data.manifest import PREFIX, Manifest, files_of, refuse_others
 from smtrain.data.parts import Parts
 from smtrain.data.pieces import cores
@@ -49,6 +50,7 @@ def prepare_sft(
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
     overwrite: bool = True,
+    holdout: HoldOut | None = None,
 ) -> Manifest:
     """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
 
@@ -57,11 +59,11 @@ def prepare_sft(
     fields. `tokenizer` is a Hugging Face folder, whose chat template is used. `workers` defaults to every core; `say`
     hears what people should know. A run that was killed goes on where it was when it is called again with the same
     input and settings, on another machine from `parts`. Call it from under `if __name__ == "__main__"`: the workers are
-    spawned.
+    spawned. `holdout` says which conversations are written beside the others for validation.
 
-    Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad records, no sample at all,
-    a tokenizer that does not fit the model beside it or has no chat template, and, without `overwrite`, an `output`
-    that holds a dataset.
+    Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad records, no sample on
+    either side of a `holdout`, a tokenizer that does not fit the model beside it or has no chat template, and, without
+    `overwrite`, an `output` that holds a dataset.
     """
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -71,6 +73,8 @@ def prepare_sft(
     kind: Any = "auto" if format == shape else format
     left_out: list[str] = []
     files = [file for source in inputs for file in find_files(source, kind, exclude=output, say=left_out.append)]
+    others = [] if holdout is None or holdout.path is None else find_files(holdout.path, kind, say=left_out.append)
+    files += others
     for sentence in left_out:
         say(f"prepare: {sentence}")
     if other := next((file for file in files if file.kind in ("text", "megatron")), None):
@@ -78,15 +82,15 @@ def prepare_sft(
             f"{other.name} is {'plain text' if other.kind == 'text' else 'tokens'}, and train.objective: sft learns "
             "from records (jsonl, parquet, arrow); take it away, or set train.objective: pretrain."
         )
-    make = Maker(tokenizer, seq_len, shape, overlong)
+    make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None)
     say(f"prepare: {make.template.about}")
     if not overwrite:
         refuse_others(*files_of(output))
-    settings = _digest(files, facts, make, parts is not None)
+    settings = _digest(files, facts, make, parts is not None, others)
     with unfinished(output, parts) as journal:
 
         def empty() -> SampleTally:
-            return SampleTally(journal.folder, files, facts.dtype)
+            return SampleTally(journal.folder, files, facts.dtype, holdout, len(others))
 
         tally = gone_on(empty, settings, journal, parts)
         try:
@@ -102,17 +106,32 @@ def prepare_sft(
             raise
         for what, count in tally.told.items():
             say(f"prepare: {count} {what}")
+        held_out = tally.held_out
         if not tally.samples:
             tally.close()
+            if held_out and held_out.documents and holdout and holdout.from_sources:
+                raise DataError(f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data.")
             raise DataError(
                 f"{', '.join(map(str, inputs))} gives no sample; {dict(tally.told) or 'the files are empty'}."
+            )
+        if holdout and held_out and not held_out.documents:
+            tally.close()
+            raise DataError(
+                f"{holdout.key}: "
+                + (
+                    f"holds out none of {tally.samples} samples; raise it or give other data (train.validation.path)."
+                    if holdout.from_sources
+                    else f"{holdout.path} gives no sample; give conversations to validate on."
+                )
             )
         return publish(journal, _manifest(tally, facts, seq_len, left_out), output)
 
 
-def _digest(files: list[SourceFile], facts: TokenizerFacts, make: Maker, elsewhere: bool) -> str:
+def _digest(
+    files: list[SourceFile], facts: TokenizerFacts, make: Maker, elsewhere: bool, others: list[SourceFile]
+) -> str:
     """Equal for runs that write the same bytes."""
-    _, *settings = make.arguments
+    _, *settings, holdout = make.arguments
     return digest(
         [
             [file.identity(elsewhere=elsewhere) for file in files],
@@ -120,6 +139,7 @@ def _digest(files: list[SourceFile], facts: TokenizerFacts, make: Maker, elsewhe
             make.template.source,
             settings,
             BLOCK_BYTES,
+            *([str(holdout)] if holdout else [len(others)] if others else []),
         ]
     )
 
@@ -147,6 +167,7 @@ def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out:
         objective="sft",
         tokenized_by="tokenizers",
         left_out=left_out,
+        validation=tally.held_out.row(tally.held_out.documents) if tally.held_out else None,
     )
 
 
@@ -179,12 +200,14 @@ def _pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None
 _maker: Maker
 
 
-def _start_worker(folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"]) -> None:
+def _start_worker(
+    folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"], holdout: HoldOut | None
+) -> None:
     global _maker
     # the processes are the parallelism; threads within each would only compete
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _maker = Maker(folder, seq_len, shape, overlong)
+    _maker = Maker(folder, seq_len, shape, overlong, holdout)
 
 
 def _end_with_parent() -> None:

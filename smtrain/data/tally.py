@@ -10,9 +10,10 @@ import numpy as np
 
 from smtrain.data.checksums import SUFFIX, Rolling, write_sums
 from smtrain.data.cleaning import Seen
+from smtrain.data.holdout import HELD, TEST, TRAIN, HoldOut
 from smtrain.data.indexed import index_of_documents
 from smtrain.data.journal import Appender
-from smtrain.data.manifest import PREFIX
+from smtrain.data.manifest import PREFIX, VALIDATION
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError
@@ -73,6 +74,10 @@ class Part:
         files = {end: file.mark() for end, file in self._files.items()}
         return {"documents": self.documents, "tokens": self.tokens, "files": files}
 
+    def row(self, samples: int) -> dict[str, Any]:
+        """What the manifest says of it."""
+        return {"prefix": self.prefix, "documents": self.documents, "tokens": self.tokens, "samples": samples}
+
     def finish(self) -> dict[str, dict[str, Any]]:
         """Write the index and the checksums; name, size and hash of the files of the data set."""
         for file in self._files.values():
@@ -95,11 +100,18 @@ class Tally:
     """Counts over all pieces, in the order of the text, and the files they are about."""
 
     def __init__(
-        self, folder: Path, files: list[list[SourceFile]], dtype: np.dtype, tokenized_by: str, deduplicate: bool
-    ) -> None:
+        self, folder: Path, files: list[list[SourceFile]], dtype: np.dtype, tokenized_by: str, deduplicate: bool,
+        holdout: HoldOut | None = None,
+    ) -> None:  # fmt: skip
+        """With a `holdout` of other text that is the last of `files`."""
         self.folder, self.files, self.tokenized_by = folder, files, tokenized_by
-        prefixes = [PREFIX] if len(files) == 1 else [f"{PREFIX}_{i}" for i in range(len(files))]
+        self._holdout = holdout
+        count = len(files) - (holdout is not None and not holdout.from_sources)
+        prefixes = [PREFIX] if count == 1 else [f"{PREFIX}_{i}" for i in range(count)]
         self.parts = [Part(folder, prefix, dtype) for prefix in prefixes]
+        self.held_out = Part(folder, VALIDATION, dtype) if holdout else None
+        if self.held_out and count < len(files):
+            self.parts.append(self.held_out)
         self._seen = Seen() if deduplicate else None
         self._hashes: Appender | None = None
         self.part = self.blocks = self.done_bytes = 0
@@ -110,17 +122,29 @@ class Tally:
         self._per_file: list[dict[str, int]] = [{} for _ in files]
 
     @property
+    def trained(self) -> list[Part]:
+        """The parts that are trained on."""
+        return [part for part in self.parts if part is not self.held_out]
+
+    @property
     def documents(self) -> int:
-        return sum(part.documents for part in self.parts)
+        return sum(part.documents for part in self.trained)
 
     @property
     def tokens(self) -> int:
-        return sum(part.tokens for part in self.parts)
+        return sum(part.tokens for part in self.trained)
 
     def begin(self) -> None:
         """Start with empty files."""
         if self._seen is not None:
             self._hashes = Appender(self.folder / "hashes")
+        if self._beside:
+            self._beside.begin()
+
+    @property
+    def _beside(self) -> Part | None:
+        """What is held out, where it comes out of the sources and so is written beside each of them."""
+        return self.held_out if self.held_out and self.held_out not in self.parts else None
 
     def open_part(self, part: int) -> None:
         """Go on with this source, from its beginning unless it was restored."""
@@ -135,13 +159,19 @@ class Tally:
             self._file, self._line = name, 0
         self.bad.add(piece.bad, self._line, max_bad)
         self._line += piece.lines
-        tokens, lengths = piece.tokens, piece.lengths
+        tokens, lengths, sides = piece.tokens, piece.lengths, piece.sides
         self._drop("too short", piece.short)
         if self._seen is not None and self._hashes is not None and piece.hashes is not None:
             new = self._seen.new(piece.hashes)
             self._hashes.write(piece.hashes[new].data)
             self._drop("duplicates", len(new) - int(new.sum()))
+            sides = None if sides is None else sides[new]
             tokens, lengths = tokens[np.repeat(new, lengths)], lengths[new]
+        if sides is not None and self._beside:
+            of_token = np.repeat(sides, lengths)
+            self._beside.add(tokens[of_token == HELD], lengths[sides == HELD])
+            self._drop("in the test part of train.validation.split", int((sides == TEST).sum()))
+            tokens, lengths = tokens[of_token == TRAIN], lengths[sides == TRAIN]
         self.parts[self.part].add(tokens, lengths)
         row = self._per_file[self.part]
         row[name] = row.get(name, 0) + len(lengths)
@@ -166,14 +196,14 @@ class Tally:
             "per_file": self._per_file,
             "parts": [part.mark() for part in self.parts[: self.part + 1]],
             "hashes": self._hashes.mark() if self._hashes else None,
-        }
+        } | ({"held_out": self._beside.mark()} if self._beside else {})
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
         """Bytes of each file at a mark, by its name in the folder."""
+        pairs = list(zip(self.parts, mark["parts"], strict=False))
+        pairs += [(self._beside, mark["held_out"])] if self._beside else []
         found = {
-            f"{part.prefix}{end}": about["bytes"]
-            for part, marked in zip(self.parts, mark["parts"], strict=False)
-            for end, about in marked["files"].items()
+            f"{part.prefix}{end}": about["bytes"] for part, marked in pairs for end, about in marked["files"].items()
         }
         return found | ({"hashes": mark["hashes"]["bytes"]} if mark["hashes"] else {})
 
@@ -186,20 +216,33 @@ class Tally:
             self._seen.new(np.fromfile(self.folder / "hashes", "<u8"))
         if not all(part.restore(about) for part, about in zip(self.parts, mark["parts"], strict=False)):
             return False
+        if self._beside and not self._beside.restore(mark["held_out"]):
+            return False
         self.part, self.blocks, self.done_bytes = mark["part"], mark["blocks"], mark["done_bytes"]
         self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
         self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
         return True
 
     def check(self, seq_len: int, sources: list[str]) -> None:
-        """Raises DataError where a source has not one sample."""
-        for part, source in zip(self.parts, sources, strict=True):
+        """Raises DataError where a source has not one sample, or nothing is held out that should be."""
+        held_out, key = self.held_out, self._holdout.key if self._holdout else ""
+        for part, source in zip(self.trained, sources, strict=False):  # the last may be held out
             if part.tokens < seq_len + 1:
                 self.close()
+                left = f" beside {held_out.documents} that {key} holds out" if held_out and self._beside else ""
+                remedy = f"add text, hold out less ({key}) or lower train.seq_len" if left else ""
                 raise DataError(
-                    f"{source} gives {part.tokens} tokens in {part.documents} documents, and one sample needs "
-                    f"seq_len + 1 = {seq_len + 1}; add text or lower train.seq_len."
+                    f"{source} gives {part.tokens} tokens in {part.documents} documents{left}, and one sample needs "
+                    f"seq_len + 1 = {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
                 )
+        if held_out and held_out.tokens < 2:
+            self.close()
+            if not self._beside:
+                raise DataError(f"{key}: {sources[-1]} gives {held_out.tokens} tokens; give text to validate on.")
+            raise DataError(
+                f"{key}: holds out none of {self.documents} documents; raise it, cut the text into more documents "
+                "(data.separator), or give other text (train.validation.path)."
+            )
 
     def source_rows(self) -> list[dict[str, Any]]:
         """A row per file, for the manifest."""
@@ -213,11 +256,12 @@ class Tally:
         """Close everything and write the indexes; the files of the data set."""
         if self._hashes:
             self._hashes.close()
-        return {name: about for part in self.parts for name, about in part.finish().items()}
+        parts = [*self.parts, *([self._beside] if self._beside else [])]
+        return {name: about for part in parts for name, about in part.finish().items()}
 
     def close(self) -> None:
         """Close everything as it is."""
-        for part in self.parts:
+        for part in [*self.parts, *([self._beside] if self._beside else [])]:
             part.close()
         if self._hashes:
             self._hashes.close()

@@ -58,6 +58,18 @@ class StepResult:
     """Norm of the whole model's gradient before clipping."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What a batch shows of the model without a step, the same numbers on every rank."""
+
+    loss: float
+    """Mean over the tokens of the global batch whose label is not -100; 0 where there are none."""
+    tokens: int
+    """How many those are."""
+    correct: int
+    """Of how many of them the label is the likeliest token; 0 from an engine that does not count them (nxd)."""
+
+
 class Engine(Protocol):
     """A parallel model with its optimizer. Every method is collective: all ranks call it, in the same order.
 
@@ -92,8 +104,10 @@ class Engine(Protocol):
         """`step` that returns once the device has its work; what it gives waits for the numbers, and is collective."""
         ...
 
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
-        """Mean token loss of the global batch without a gradient, on every rank."""
+    def evaluate(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
+    ) -> Evaluation:
+        """Loss of a global batch, shaped as `step` takes it, without a gradient; weights and state stay as they are."""
         ...
 
     def any(self, flag: bool) -> bool:
@@ -131,11 +145,15 @@ class Engine(Protocol):
         """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`."""
         ...
 
-    def prune(self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = ()) -> None:
+    def prune(
+        self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        spared: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """Delete what is older than the newest `keep` checkpoints of a line that are whole and have arrived.
 
         Every host deletes on its own disk. `arrived`, which rank 0 asks, says what is whole where checkpoints are kept;
-        without it that is the disks. Those that `distrusted` names, relative to the prefix, do not count as whole.
+        without it that is the disks. Those that `distrusted` names, relative to the prefix, do not count as whole;
+        those that `spared` names stay whatever their age.
         """
         ...
 

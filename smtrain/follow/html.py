@@ -63,7 +63,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
         f'<div style="{_DIM}">{stages}</div>' if stages else "",
         _bar(progress),
         f'<div style="{_ROW}">{"".join(numbers)}</div>' if numbers else "",
-        picture(list(progress.points), *_CURVE),
+        picture(list(progress.points), *_CURVE, validated=list(progress.validated)),
         f'<div style="{_DIM}">cost: {_text(str(cost))}</div>' if cost else "",
         f'<div style="font-weight:600">&#9888; {_text(progress.trouble)}</div>' if progress.trouble else "",
         f'<pre style="{_LINES}">{_text(failure)}</pre>' if failure else "",
@@ -77,8 +77,8 @@ def card(job: Job) -> str:
     """A job of any age: what it is doing or has done, and why it failed."""
     told, records = job.describe(), job.records
     progress = Progress(job.name, job.target.name, job.target.region_name(), told=told)
-    progress.last = records[-1] if records else {}
-    progress.points.extend((record["step"], record["loss"]) for record in records if "loss" in record)
+    for record in records:
+        progress.note(record)
     failure = str(job.explain()) if told["TrainingJobStatus"] == "Failed" else ""
     return block(progress, hint=curves(progress), failure=failure)
 

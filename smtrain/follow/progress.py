@@ -36,6 +36,8 @@ class Progress:
     """(step, loss) of the steps so far."""
     last: dict[str, float] = field(default_factory=dict)
     """Numbers of the last step's line."""
+    validated: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    """(step, loss on held-out text) of the validations so far."""
     _heard: float = field(default_factory=time.monotonic)
     _steps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
 
@@ -46,10 +48,17 @@ class Progress:
         elif isinstance(event, Line):
             self._heard = time.monotonic()
             if record := step_record(event.text):
-                self.last = record
+                self.note(record)
                 if "loss" in record:
-                    self.points.append((record["step"], record["loss"]))
-                self._steps.append((event.timestamp, record["step"]))
+                    self._steps.append((event.timestamp, record["step"]))
+
+    def note(self, record: dict[str, float]) -> None:
+        """Note the numbers of a step's line."""
+        self.last = record
+        if "loss" in record:
+            self.points.append((record["step"], record["loss"]))
+        if "val_loss" in record:
+            self.validated.append((record["step"], record["val_loss"]))
 
     @property
     def status(self) -> str:
@@ -115,6 +124,11 @@ class Progress:
         ):  # fmt: skip
             if key in last:
                 told.append((name, form.format(last[key])))
+        if self.validated:
+            at, loss = self.validated[-1]
+            lowest, best = min((each, step) for step, each in self.validated)
+            better = f" (lowest {lowest:.4f} at step {best:.0f})" if lowest < loss else ""
+            told.append(("val loss", f"{loss:.4f}{better}" + ("" if at == last["step"] else f" at step {at:.0f}")))
         if (left := self.eta_s) is not None:
             told.append(("ETA", spell(left)))
         return told

@@ -6,7 +6,7 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from smtrain.aws.uploads import send
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import local_data_faults
+from smtrain.config.schema import Train
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.instance_types import type_faults
@@ -90,6 +91,7 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
                     ),
                 }
             ),
+            "train": _placed_validation(config, place),
             "compute": config.compute.model_copy(update={"role": role, "region": region}),
             "output": config.output.model_copy(update={"s3_uri": base}),
         }
@@ -97,9 +99,19 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
     return Resolved(resolved, tuple(uploads.values()), described)
 
 
+def _placed_validation(config: JobConfig, place: Callable[[str | None, str], str | None]) -> Train:
+    """The section `train` with the held-out text under a URI."""
+    held_out = config.train.validation
+    if held_out is None or held_out.path is None:
+        return config.train
+    placed = held_out.model_copy(update={"path": place(held_out.path, "text")})
+    return config.train.model_copy(update={"validation": placed})
+
+
 def _refuse_unmounted(config: JobConfig, target: Target) -> None:
     """A file system is reached from within its VPC, which the defaults file may name."""
-    uris = [config.data.prepared, *(source.path for source in config.data.all_sources)]
+    held_out = config.train.validation.path if config.train.validation else None
+    uris = [config.data.prepared, held_out, *(source.path for source in config.data.all_sources)]
     mounted = next((uri for uri in uris if is_mounted(uri)), None)
     if mounted and target.name == "local":
         raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "

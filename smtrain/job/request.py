@@ -48,7 +48,7 @@ def create_training_job(
             "ContainerEntrypoint": ["/bin/bash", "-c"],
             "ContainerArguments": [_START.format(stage=stage)],
             "MetricDefinitions": [
-                {"Name": f"{stage}:{name}", "Regex": rf"\b{name}={_NUMBER}"} for name in METRICS.get(stage, ())
+                {"Name": f"{stage}:{name}", "Regex": rf"\b{name}={_NUMBER}"} for name in _metrics(config, stage)
             ],
         },
         "HyperParameters": _shown(config, stage),
@@ -110,6 +110,14 @@ def create_training_job(
             "Subnets": list(config.network.subnets),
         }
     return request
+
+
+def _metrics(config: JobConfig, stage: Stage) -> tuple[str, ...]:
+    """Names of the numbers that a stage logs."""
+    found = METRICS.get(stage, ())
+    if stage == "train" and config.train.validation:
+        found += ("val_loss", "val_ppl", *(("val_accuracy",) if config.train.objective == "sft" else ()))
+    return found
 
 
 def image_of(config: JobConfig) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.aws.target import Target, TargetName
 from smtrain.config import STAGES, JobConfig, Stage
-from smtrain.config.schema import digest, text_channels
+from smtrain.config.schema import VALIDATION_CHANNEL, digest, text_channels
 from smtrain.errors import ConfigError, JobError
 from smtrain.handle.job import Job
 from smtrain.handle.listing import attempts_at, jobs_of, list_jobs
@@ -156,6 +156,8 @@ class Chain:
             if not sources:
                 raise ConfigError(["data.path: is missing; the prepare stage needs text"])
             channels = {name: source.path for name, source in zip(text_channels(self.config), sources, strict=True)}
+            if self.config.train.validation and self.config.train.validation.path:
+                channels[VALIDATION_CHANNEL] = self.config.train.validation.path
             return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
         if stage == "convert":
             return {"model": model}

@@ -22,6 +22,7 @@ from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.position import Position
 from smtrain.train.schedule import learning_rate
+from smtrain.train.validation import Judged, Validator
 
 ARRIVAL = 30.0
 """Seconds that a finished job waits for its last checkpoint to arrive, so that the one before may go."""
@@ -76,7 +77,7 @@ class Begun(NamedTuple):
 def train(
     config: JobConfig, engine: Engine, loader: Loader, *, line: Line, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
-    distrusted: set[str], destination: Destination | None = None,
+    distrusted: set[str], destination: Destination | None = None, validator: Validator | None = None,
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
@@ -86,7 +87,8 @@ def train(
     weights that gave both. Told to stop, it saves first, and that step is done only while the time given lasts. Raises
     `SmtrainError` naming step and samples when the loss is no number or explodes.
     A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
-    `destination`, rank 0's, says which of them have arrived where they are kept.
+    `destination`, rank 0's, says which of them have arrived where they are kept. `validator` judges the model between
+    two steps, before the first and after the last.
     """
     options = config.train
     step, began, longest, proven = resumed or 0, 0.0, 0.0, True
@@ -95,8 +97,11 @@ def train(
     def ended(wait: bool) -> None:
         whole = engine.end_save(wait)
         if whole is not None:
-            distrusted.discard(line.name(step_folder(line.own, whole)))  # it was written anew
-            engine.prune(line, config.checkpoint.keep, arrived, distrusted)
+            name = line.name(step_folder(line.own, whole))
+            distrusted.discard(name)  # it was written anew
+            if validator:
+                validator.saved(name)
+            engine.prune(line, config.checkpoint.keep, arrived, distrusted, validator.spared if validator else ())
             stall.beat(f"saving step {whole}")
             if engine.rank == 0:
                 print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
@@ -106,7 +111,10 @@ def train(
         ended(wait=True)
         began = time.perf_counter()
         read_back = config.checkpoint.verify == "full" and not hurry
-        engine.begin_save(line.own, step, position.at(step, samples, watch.history, proven), read_back)
+        state = position.at(step, samples, watch.history, proven)
+        if validator:
+            state["validation"] = validator.kept(step, line.name(step_folder(line.own, step)))
+        engine.begin_save(line.own, step, state, read_back)
 
     def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float) -> Begun:
         """One step from the weights as they are."""
@@ -126,10 +134,17 @@ def train(
         stall.beat(f"step {begun.step}")
         return result
 
+    def validated(stopping: bool = False) -> Judged | None:
+        """How the model does after `step` on what is held out, if that is to be known now and nobody waits."""
+        if validator is None or stopping or not validator.due(step):
+            return None
+        return validator.judge(step, stall.beat, lambda: stop.agreed(engine))
+
     def settle(begun: Begun) -> None:
         result = judge(begun, watch)
-        if log and (begun.step % options.log_interval == 0 or begun.step in (1, options.steps)):
-            log.log(begun.step, result, begun.lr, loader.waited)
+        judged = validated(stopping) if begun.step == step else None
+        if log and (judged or begun.step % options.log_interval == 0 or begun.step in (1, options.steps)):
+            log.log(begun.step, result, begun.lr, loader.waited, judged)
         ended(wait=False)  # a save is of weights before this step: one begins only once all steps are settled
 
     if resumed is None and options.steps == 0:
@@ -138,7 +153,9 @@ def train(
         if engine.rank == 0:
             print("asked to stop before the first step: nothing to save, the same command goes on", flush=True)
         return step
-    first_step, ahead = FirstStep(), deque[Begun]()
+    if (before := validated()) and log:
+        log.log_validation(step, before)
+    first_step, ahead, stopping = FirstStep(), deque[Begun](), False
     while step < options.steps:
         started = time.monotonic()
         step += 1
@@ -148,7 +165,8 @@ def train(
         stopping = stop.agreed(engine)
         first_step.done()
         saving = step % options.save_interval == 0 or step == options.steps or stopping
-        while ahead and (saving or len(ahead) > engine.steps_ahead):
+        settling = saving or (validator is not None and validator.due(step))
+        while ahead and (settling or len(ahead) > engine.steps_ahead):
             settle(ahead.popleft())
         longest = max(longest, time.monotonic() - started) if step > (resumed or 0) + 1 else 0.0  # the first compiles
         proven = not stopping or stop.in_time(engine, 1.5 * longest)
@@ -167,5 +185,8 @@ def train(
     ended(wait=True)
     if destination:
         destination.wait(ARRIVAL)
-    engine.prune(line, config.checkpoint.keep, arrived, distrusted)
+    engine.prune(line, config.checkpoint.keep, arrived, distrusted, validator.spared if validator else ())
+    if validator and validator.best and engine.rank == 0:
+        best = validator.best
+        print(f"the best checkpoint is {best['name']}, with val_loss {best['loss']:.6f}", flush=True)
     return step

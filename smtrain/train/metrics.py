@@ -13,6 +13,7 @@ import torch
 
 from smtrain.engine.base import StepResult
 from smtrain.facts import instance
+from smtrain.train.validation import Judged
 
 
 def peak_flops(instance_type: str) -> float:
@@ -44,6 +45,14 @@ def _opened(path: Path) -> IO[str]:
     return path.open("a", encoding="utf-8")
 
 
+def _spelled(judged: Judged | None) -> str:
+    """The numbers of a validation as a step's line has them, with a blank behind."""
+    if judged is None:
+        return ""
+    accuracy = "" if judged.accuracy is None else f"val_accuracy={judged.accuracy:.4f} "
+    return f"val_loss={judged.loss:.6f} val_ppl={judged.perplexity:.4f} {accuracy}"
+
+
 class MetricsLog:
     """Writes the records of one rank (rank 0); every other rank has none."""
 
@@ -70,24 +79,37 @@ class MetricsLog:
             self._task = self._bar.add_task("train", total=total_steps, completed=first_step - 1, loss="")
             self._bar.start()
 
-    def log(self, step: int, result: StepResult, lr: float, waited: float) -> None:
-        """Record one step; rates are the mean since the record before. `waited` is seconds for data in all so far."""
+    def log(self, step: int, result: StepResult, lr: float, waited: float, judged: Judged | None = None) -> None:
+        """Record one step, and how the model did after it on held-out text.
+
+        Rates are the mean since the record before, without the time of the validation. `waited` is seconds for data in
+        all so far.
+        """
         now = time.perf_counter()
-        rate = self._tokens * (step - self._last_step) / (now - self._since)
-        data_wait = (waited - self._waited) / (now - self._since)
+        worked = now - self._since - (judged.seconds if judged else 0.0)
+        rate = self._tokens * (step - self._last_step) / worked
+        data_wait = (waited - self._waited) / worked
         self._since, self._last_step, self._waited = now, step, waited
         record = {
             "step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr,
             "tokens_per_s": rate, "mfu": rate * self._flops / self._peak,
-            "data_wait": data_wait,
+            "data_wait": data_wait, **(judged.numbers() if judged else {}),
         }  # fmt: skip
         line = (
             f"step={step} loss={result.loss:.6f} grad_norm={result.grad_norm:.4f} lr={lr:.4e} "
             f"tokens_per_s={rate:.1f} mfu={record['mfu']:.4f} "
-            f"data_wait={data_wait:.4f} of={self._total}"
+            f"data_wait={data_wait:.4f} {_spelled(judged)}of={self._total}"
         )
+        self._write(step, line, f"loss {result.loss:.4f}", record)
+
+    def log_validation(self, step: int, judged: Judged) -> None:
+        """Record how the model does on held-out text where no step was done just before."""
+        self._since += judged.seconds
+        self._write(step, f"step={step} {_spelled(judged)}of={self._total}", "", {"step": step, **judged.numbers()})
+
+    def _write(self, step: int, line: str, shown: str, record: dict[str, Any]) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, loss=f"loss {result.loss:.4f}")
+            self._bar.update(self._task, completed=step, loss=shown)
             self._bar.console.print(line, highlight=False, soft_wrap=True)
         else:
             # One write: a log collector must never see half a line.
@@ -96,7 +118,9 @@ class MetricsLog:
         self._jsonl.write(json.dumps(record) + "\n")
         self._jsonl.flush()
         for name, value in record.items():
-            if name != "step":
+            if name.startswith("val_"):
+                self._board.add_scalar(f"validation/{name.removeprefix('val_')}", value, step)
+            elif name != "step":
                 self._board.add_scalar(f"train/{name}", value, step)
 
     def close(self) -> None:

@@ -13,12 +13,14 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
 from smtrain.data import firstread
+from smtrain.data.heldout import HeldOut
 from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import Manifest
 from smtrain.data.packed import PackedLoader, WithinDocuments
 from smtrain.engine.base import Engine
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.train.answers import Answers
 from smtrain.train.destination import Destination
 from smtrain.train.engines import build, join
 from smtrain.train.entry import fail
@@ -29,6 +31,7 @@ from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.position import Position, changes
 from smtrain.train.resume import Resume, check_engine, choose, line_of, refuse_damaged, watch_of
 from smtrain.train.trace import trace, tracing
+from smtrain.train.validation import Validator
 
 
 def start(config: JobConfig, container: Container) -> None:
@@ -89,17 +92,20 @@ def start(config: JobConfig, container: Container) -> None:
             peak=peak_flops(config.compute.instance_type) * engine.world_size,
         )  # fmt: skip
     position = Position(config, manifest, here, step, state, [s.digest for s in choice.abandoned])
+    validator = _validator(config, container, manifest, engine, state.get("validation"))
     try:
         train(
             config, engine, loader, line=line, resumed=good.step if good else None,
             samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
             watch=LossWatch(vocabulary, state.get("losses", ()), name),
             distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
-            destination=destination,
+            destination=destination, validator=validator,
         )  # fmt: skip
     finally:
         if log:
             log.close()
+        if validator:
+            validator.close()
     if destination:
         destination.close()
     engine.close()
@@ -132,6 +138,27 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int, keep
         return PackedLoader(data, **common)
     loader = TokenLoader(data, **common, weights=config.data.weights)
     return WithinDocuments(loader, data) if config.data.document_mask else loader
+
+
+def _validator(
+    config: JobConfig, container: Container, manifest: Manifest, engine: Engine, before: dict[str, Any] | None
+) -> Validator | None:
+    """What judges the model by held-out text, where that is asked for."""
+    asked, options = config.train.validation, config.train
+    if asked is None:
+        return None
+    held_out = HeldOut(
+        container.channel("data"), seq_len=options.seq_len, global_batch_size=options.global_batch_size,
+        dp_rank=engine.dp_rank, dp_size=engine.dp_size, count=asked.batches, document_mask=config.data.document_mask,
+    )  # fmt: skip
+    answers = None
+    if asked.samples and held_out.samples is not None:
+        answers = Answers(
+            engine, held_out.samples, container.channel("model"), count=asked.samples, longest=asked.sample_tokens,
+            seq_len=options.seq_len, eos_id=manifest.eos_id,
+        )  # fmt: skip
+    sft = options.objective == "sft"
+    return Validator(engine, held_out, asked, options.steps, accuracy=sft, before=before, answers=answers)
 
 
 def _announce(config: JobConfig, parameters: int, resumed_from: str | None) -> None:

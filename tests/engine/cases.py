@@ -197,7 +197,7 @@ def look(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[f
     """Evaluation loss and logits of step 0's batch, before any training."""
     e = engine(config, options)
     logits = e.logits(batch(config, 0)[0])
-    return e.evaluate(*own(e, batch(config, 0))), None if logits is None else logits.numpy()
+    return e.evaluate(*own(e, batch(config, 0))).loss, None if logits is None else logits.numpy()
 
 
 def save_start(rank: int, config: dict[str, Any], text: str, folder: Path, seed: int | None = None) -> None:

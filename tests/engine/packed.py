@@ -49,7 +49,7 @@ def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: in
     out = []
     for step in range(count):
         ids, labels, segments = (x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in batch(config, step))
-        before = e.evaluate(ids, labels, segments)
+        before = e.evaluate(ids, labels, segments).loss
         result = e.step(ids, labels, lr(step), segments)
         assert abs(before - result.loss) <= 1e-6 * result.loss
         out.append((result.loss, result.grad_norm))

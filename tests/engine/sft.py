@@ -25,7 +25,7 @@ def packed(rank: int, data: Path, config: dict[str, Any], options: ParallelOptio
         data, seq_len=SEQ_LEN, global_batch_size=ROWS, dp_rank=e.dp_rank, dp_size=e.dp_size, seed=SEED,
         vocab_size=config["vocab_size"],
     )  # fmt: skip
-    losses = [e.evaluate(*loader.batch(i * ROWS)) for i in range(batches)]
+    losses = [e.evaluate(*loader.batch(i * ROWS)).loss for i in range(batches)]
     loader.close()
     return losses
 

@@ -216,3 +216,20 @@ def cross_entropy_sum(
     apply: Any = _VocabCrossEntropy.apply
     total: torch.Tensor = apply(logits, labels, start, valid, group)
     return total
+
+
+def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """The likeliest token of each row, int64 [N], of logits as `cross_entropy_sum` takes them; of equals the first."""
+    if group is None:
+        return logits[:, :valid].argmax(-1)
+    never = torch.iinfo(torch.int64).max
+    top = torch.full((len(logits),), float("-inf"), device=logits.device)
+    found = torch.full((len(logits),), never, device=logits.device)
+    if valid:  # the last rank's columns may all be padding
+        top, found = logits[:, :valid].float().max(-1)
+        found = found + start
+    best = top.clone()
+    dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
+    found = torch.where(top == best, found, never)
+    dist.all_reduce(found, op=dist.ReduceOp.MIN, group=group)
+    return found

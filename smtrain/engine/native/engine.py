@@ -13,7 +13,7 @@ from smtrain.checkpoint import manifest
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.contract.lineage import Line
-from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
+from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
 from smtrain.engine.native import comm, persist
 from smtrain.engine.native.comm import Mesh, local_rank
@@ -79,9 +79,27 @@ class NativeEngine:
         result = self.step(input_ids, labels, lr, segments)
         return lambda: result
 
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
-        micro_batches = self._micro_batches(input_ids, labels, segments)
-        return self._mean(self.pipeline.evaluate(micro_batches), self._tokens(labels))
+    def evaluate(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
+    ) -> Evaluation:
+        sums = self.pipeline.evaluate(self._micro_batches(input_ids, labels, segments))
+        dist.all_reduce(sums, group=self.mesh.dp_group)
+        dist.all_reduce(sums, group=self.mesh.pp_group)
+        total, correct, tokens = sums.tolist()
+        return Evaluation(total / max(1.0, tokens), round(tokens), round(correct))
+
+    @torch.no_grad()
+    def next_token(self, input_ids: torch.Tensor) -> int:
+        """The likeliest token after ids [1, S] of any length, on every rank."""
+        length = input_ids.shape[1]
+        parts = self.mesh.tp if self.stage.sequence_parallel else 1
+        padded = torch.nn.functional.pad(input_ids, (0, -length % parts)).to(self.device)
+        h = self.pipeline.hidden(padded, None)
+        found = torch.full((), -1, dtype=torch.int64, device=self.device)
+        if h is not None:
+            found = self.stage.likeliest(h)[0, length - 1].clone()
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.mesh.pp_group)
+        return int(found)
 
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -110,10 +128,13 @@ class NativeEngine:
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))
 
-    def prune(self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = ()) -> None:
+    def prune(
+        self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        spared: Collection[str] = (),
+    ) -> None:  # fmt: skip
         mesh = self.mesh
         prune(
-            line, keep, arrived, manifest, distrusted,
+            line, keep, arrived, manifest, distrusted, spared,
             gather=mesh.gather, rank=mesh.rank, local_rank=local_rank(),
         )  # fmt: skip
 

@@ -75,15 +75,16 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """The sum of the token losses, 0 but on the last stage."""
-        losses = torch.zeros((), device=self.mesh.device)
+        """[3]: the token losses' sum, how many labels are the likeliest token, how many there are; 0 but on the last
+        stage."""
+        sums = torch.zeros(3, device=self.mesh.device)
         for ids, labels, segments in batches:
-            out = self.stage(self._arrive(ids), labels if self.stage.last else None, segments)
+            h = self.stage.hidden(self._arrive(ids), segments)
             if self.stage.last:
-                losses.add_(out)
+                sums.add_(self.stage.judged(h, labels))
             else:
-                self._exchange(to_after=out)
-        return losses
+                self._exchange(to_after=h)
+        return sums
 
     @torch.no_grad()
     def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:

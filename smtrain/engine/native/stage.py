@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +27,7 @@ from smtrain.engine.native.comm import Mesh
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
 from smtrain.model.hf_config import normalise
+from smtrain.model.labels import IGNORED
 from smtrain.model.layout import Layout, Shard
 from smtrain.model.transformers_build import check_model, transformers_config
 
@@ -193,11 +195,27 @@ class Stage(nn.Module):
             return h
         assert labels is not None
         logits = self.local_logits(h).flatten(0, 1)
+        return comm.cross_entropy_sum(logits, labels.flatten(), *self._columns(logits))
+
+    def judged(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """[3]: the sum of the losses, how many labels are the likeliest token, and how many there are; no gradient."""
+        logits, flat = self.local_logits(h).flatten(0, 1), labels.flatten()
+        where = self._columns(logits)
+        total = comm.cross_entropy_sum(logits, flat, *where)
+        counts = (comm.likeliest(logits, *where) == flat).sum(), (flat != IGNORED).sum()
+        return torch.stack([total, *(count.to(total.dtype) for count in counts)])
+
+    def likeliest(self, h: torch.Tensor) -> torch.Tensor:
+        """The likeliest token after each position of final hidden states, int64 [B, S], on all tp ranks."""
+        logits = self.local_logits(h)
+        return comm.likeliest(logits.flatten(0, 1), *self._columns(logits)).view(logits.shape[:2])
+
+    def _columns(self, logits: torch.Tensor) -> tuple[int, int, dist.ProcessGroup | None]:
+        """The first token that this rank's logits are of, how many of them are real, and who has the others."""
         rows = logits.shape[-1]
         start = self.mesh.tp_rank * rows
         valid = max(0, min(rows, self.layout.shape.vocab - start))
-        group = self.mesh.tp_group if self.mesh.tp > 1 else None
-        return comm.cross_entropy_sum(logits, labels.flatten(), start, valid, group)
+        return start, valid, self.mesh.tp_group if self.mesh.tp > 1 else None
 
     def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
         """Through this stage's layers, and the final norm on the last stage; attention stays within `segments`."""

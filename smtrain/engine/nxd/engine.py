@@ -21,7 +21,7 @@ from torch_neuronx.utils import get_platform_target
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.contract.lineage import Line
-from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
+from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
 from smtrain.engine.nxd import persist, whole
 from smtrain.engine.nxd.attention import CoreAttention, Rotary
@@ -156,14 +156,20 @@ class NxdEngine:
         assert norm is not None
         return lambda: StepResult(self._mean(loss), float(norm))
 
-    def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None) -> float:
+    def evaluate(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
+    ) -> Evaluation:
         self._check(input_ids, segments)
+        tokens = self._tokens(labels)
         batch = self._batch(input_ids, labels)
         if self.options.pp > 1:
-            return self._mean(self.model.run_eval(**batch))
+            return Evaluation(self._mean(self.model.run_eval(**batch)), tokens, 0)
         with torch.no_grad():
-            losses = [self.model(**micro).detach() for micro in self._micro_batches(batch)]
-            return self._mean(sum(losses) / self.micro_batches)
+            losses = []
+            for micro in self._micro_batches(batch):
+                losses.append(self.model(**micro).detach())
+                mark_step()
+            return Evaluation(self._mean(sum(losses) / self.micro_batches), tokens, 0)
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
         persist.save(self, Path(folder), step, state)
@@ -184,10 +190,13 @@ class NxdEngine:
     def load(self, checkpoint: Path) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint))
 
-    def prune(self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = ()) -> None:
+    def prune(
+        self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        spared: Collection[str] = (),
+    ) -> None:  # fmt: skip
         everyone = self.everyone
         prune(
-            line, keep, arrived, whole, distrusted,
+            line, keep, arrived, whole, distrusted, spared,
             gather=everyone.gather, rank=everyone.rank, local_rank=local_rank(),
         )  # fmt: skip
 
@@ -263,10 +272,13 @@ class NxdEngine:
     def _batch(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Weights so that NxD's mean over micro-batches and data-parallel ranks is the mean over all tokens."""
         counted = labels != IGNORED
-        held = self.options.tp * self.options.pp  # ranks that have this very batch
-        tokens = max(1.0, self.everyone.sum(int(counted.sum()) / held)[0])
-        scale = self.micro_batches * self.dp_size / round(tokens)
+        scale = self.micro_batches * self.dp_size / max(1, self._tokens(labels))
         return {"input_ids": input_ids, "labels": labels.clamp(min=0), "weights": counted.float() * scale}
+
+    def _tokens(self, labels: torch.Tensor) -> int:
+        """How many labels of the global batch count."""
+        held = self.options.tp * self.options.pp  # ranks that have this very batch
+        return round(self.everyone.sum(int((labels != IGNORED).sum()) / held)[0])
 
     def _micro_batches(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         device = get_device()

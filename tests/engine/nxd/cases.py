@@ -60,7 +60,7 @@ def native_train(rank: int, config: dict[str, Any], options: ParallelOptions) ->
 
 def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> float:
     e = engine(config, options)
-    loss: float = e.evaluate(*cases.own(e, cases.batch(config, 0)))
+    loss: float = e.evaluate(*cases.own(e, cases.batch(config, 0))).loss
     return loss
 
 
@@ -143,7 +143,7 @@ def load_shards(rank: int, config: dict[str, Any], options: ParallelOptions, fol
 
     e = engine(config, options, seed=7)
     load_checkpoint(str(folder.parent), tag=folder.name, model=e.model)
-    loss: float = e.evaluate(*cases.own(e, cases.batch(config, 0)))
+    loss: float = e.evaluate(*cases.own(e, cases.batch(config, 0))).loss
     return loss
 
 

@@ -1,0 +1,66 @@
+"""Faults of `train.validation`: what is held out, and what of it an engine or objective can do."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+from smtrain.config.schema import JobConfig
+
+Fault = tuple[set[str], str]
+_KEY = "train.validation"
+
+
+def validation_faults(config: JobConfig) -> Iterator[Fault]:
+    """What the config alone shows."""
+    held_out, data, train = config.train.validation, config.data, config.train
+    if held_out is None:
+        return
+    chosen = list(held_out.chosen)
+    if len(chosen) > 1:
+        both = f"{_KEY}.{chosen[0]}, {_KEY}.{chosen[1]}"
+        yield {f"{_KEY}.{key}" for key in chosen}, f"{both}: both say what is held out; leave one of them out"
+    if not chosen and not data.prepared:
+        yield (
+            {_KEY},
+            f"{_KEY}: does not say what is held out; set fraction (0.01 holds out one document in a hundred) or path",
+        )
+    if chosen and data.prepared:
+        yield (
+            {f"{_KEY}.{chosen[0]}", "data.prepared"},
+            f"{_KEY}.{chosen[0]}: text is held out when it is prepared, and data.prepared is prepared already; leave "
+            f"{chosen[0]} out if it has a held-out part (manifest.json says so), or prepare it again with "
+            f"--validation-{chosen[0]}",
+        )
+    if held_out.split is not None and data.format != "megatron":
+        yield (
+            {f"{_KEY}.split", "data.format"},
+            f"{_KEY}.split: cuts Megatron's indexed data by the order of its documents, and data.format is "
+            f"{data.format}; set data.format: megatron, or use fraction",
+        )
+    if held_out.keep_best and train.save_interval % held_out.interval:
+        yield (
+            {f"{_KEY}.interval", "train.save_interval"},
+            f"{_KEY}.keep_best: every checkpoint needs a validation, so train.save_interval ({train.save_interval}) "
+            f"must be a multiple of {_KEY}.interval ({held_out.interval})",
+        )
+    if held_out.samples and train.objective != "sft":
+        yield (
+            {f"{_KEY}.samples", "train.objective"},
+            f"{_KEY}.samples: answers held-out questions, which only train.objective: sft has; leave it out",
+        )
+
+
+def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
+    """Held-out text of this machine that is not there, and URIs of kinds that are not read here."""
+    path = config.train.validation.path if config.train.validation else None
+    key = f"{_KEY}.path"
+    if path is None:
+        return
+    if "://" in path and not path.startswith(("s3://", "demo://", "fsx://", "efs://")):
+        yield {key}, f"{key}: {path} is neither a path, s3://, fsx://, efs:// nor demo://"
+    if path.startswith("s3://") and ("*" in path or "?" in path):
+        yield {key}, f"{key}: {path} has a wildcard, and an input of SageMaker is everything under a prefix; give that"
+    if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
+        yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"

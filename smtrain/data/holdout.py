@@ -1,0 +1,51 @@
+"""Which documents are held out for validation: chosen from the text alone, before anything is packed.
+
+A share is chosen by a hash of each document, so that a document falls on one side whatever its place, its source's
+weight or the machines, and its exact copies fall on the same side. Megatron's `--split` goes by the order of documents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+TRAIN, HELD, TEST = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """What is held out: a `fraction` of the documents, those that `split` says, or other text at `path`."""
+
+    fraction: float | None = None
+    split: tuple[float, float, float] | None = None
+    path: str | Path | None = None
+
+    @property
+    def from_sources(self) -> bool:
+        """Whether the sources of the training have the held-out documents among theirs."""
+        return self.fraction is not None or self.split is not None
+
+    @property
+    def key(self) -> str:
+        """The key of the config that says it."""
+        name = "fraction" if self.fraction is not None else "split" if self.split is not None else "path"
+        return f"train.validation.{name}"
+
+    def by_hash(self, hashes: NDArray[np.uint64]) -> NDArray[np.int8] | None:
+        """TRAIN or HELD of each document, int8 [n], by 64 bits of its text's hash; None without a fraction."""
+        if self.fraction is None:
+            return None
+        return (hashes < np.uint64(int(self.fraction * 2**64))).astype(np.int8)
+
+    def by_place(self, first: int, count: int, total: int) -> NDArray[np.int8] | None:
+        """TRAIN, HELD or TEST of documents `first` and following of `total`, int8 [count]; None without a split.
+
+        The bounds are rounded as Megatron rounds them.
+        """
+        if self.split is None:
+            return None
+        bounds = [round(share * total) for share in (self.split[0], self.split[0] + self.split[1])]
+        return np.searchsorted(bounds, np.arange(first, first + count), "right").astype(np.int8)
