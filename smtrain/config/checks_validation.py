@@ -23,7 +23,7 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
         yield {f"{_KEY}.{key}" for key in chosen}, f"{both}: both say what is held out; leave one of them out"
     if not chosen and not data.prepared:
         yield (
-            {_KEY},
+            {_KEY, *(f"{_KEY}.{key}" for key in ("fraction", "path", "split"))},
             f"{_KEY}: does not say what is held out; set fraction (0.01 holds out one document in a hundred) or path",
         )
     if chosen and data.prepared:

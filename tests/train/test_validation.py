@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,41 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.data.heldout import HeldOut
-from tests.train.launched import finish, start, until
+from smtrain.data.indexed import IndexedDataset
+from smtrain.demo.inputs import CHAT_TEMPLATE
+from tests.engine.world import Died, World
+from tests.train import running
 from tests.train.test_shell import Shell
 
-TRAIN: dict[str, Any] = {"steps": 6, "global_batch_size": 4, "save_interval": 2}
 VALIDATION: dict[str, Any] = {"interval": 2, "fraction": 0.2}
+Records = dict[int, dict[str, float]]
+
+
+def config(
+    validation: dict[str, Any] | None = VALIDATION, mesh: dict[str, int] | None = None, keep: int = 2, **train: Any
+) -> Any:
+    return {
+        "model": {"path": "s3://unused"},
+        "train": {
+            "steps": 6, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 2,
+            "schedule": "constant",
+            "validation": validation, **train,
+        },
+        "parallel": mesh or {"tp": 2},
+        "checkpoint": {"keep": keep},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2},
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
+def two() -> Iterator[World]:
+    world = World(2)
+    yield world
+    world.stop()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
     """With model and prepared data, of which a part is held out."""
     shell = Shell(tmp_path_factory.mktemp("ml"))
     for name in ("text", "model"):
@@ -33,38 +60,46 @@ def shell(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Pa
     return shell
 
 
-def clear(shell: Shell) -> None:
-    for folder in ("checkpoints", "output"):
-        shutil.rmtree(shell.root / folder, ignore_errors=True)
+@pytest.fixture
+def shell(prepared: Shell, tmp_path: Path) -> Shell:
+    """A run of its own over the same data."""
+    own = Shell(tmp_path / "ml")
+    (own.root / "input/data").mkdir()
+    for name in ("data", "model"):
+        (own.root / "input/data" / name).symlink_to(prepared.root / "input/data" / name)
+    return own
 
 
-def records(shell: Shell) -> dict[int, dict[str, float]]:
+def records(shell: Shell) -> Records:
     """By step, the last time it was done."""
-    lines = (shell.root / "output/data/metrics.jsonl").read_text().splitlines()
-    found: dict[int, dict[str, float]] = {}
-    for record in map(json.loads, lines):
-        kept = {k: v for k, v in record.items() if k in ("loss", "grad_norm", "val_loss", "val_ppl")}
-        found[record["step"]] = {**found.get(record["step"], {}), **kept}
+    found: Records = {}
+    for line in (shell.root / "output/data/metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        kept = {k: v for k, v in record.items() if k in ("loss", "grad_norm") or k.startswith("val_")}
+        found[record["step"]] = {**(found.get(record["step"], {}) if "loss" not in kept else {}), **kept}
     return found
 
 
-def trained(shell: Shell, **train: Any) -> dict[int, dict[str, float]]:
-    status, said = finish(start(shell, {**TRAIN, **train}, {}))
-    assert status == 0, said
+def trained(two: World, shell: Shell, **more: Any) -> Records:
+    two.run(running.run, shell.root, config(**more))
     return records(shell)
 
 
+def checkpoints(shell: Shell) -> set[int]:
+    return {int(path.name.removeprefix("step_")) for path in (shell.root / "checkpoints").glob("step_*")}
+
+
 @pytest.fixture(scope="module")
-def known(shell: Shell) -> dict[int, dict[str, float]]:
-    clear(shell)
-    return trained(shell, validation=VALIDATION)
+def known(two: World, prepared: Shell) -> Records:
+    """An undisturbed run's numbers."""
+    return trained(two, prepared)
 
 
-def test_the_first_loss_is_the_models_on_all_that_is_held_out(shell: Shell, known: dict[int, Any]) -> None:
+def test_the_loss_is_the_models_on_all_that_is_held_out(prepared: Shell, known: Records) -> None:
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(shell.root / "input/data/model", dtype=torch.float32)
-    held_out = HeldOut(shell.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1)
+    model: Any = AutoModelForCausalLM.from_pretrained(prepared.root / "input/data/model", dtype=torch.float32)
+    held_out = HeldOut(prepared.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1)
     total, count = 0.0, 0
     with torch.no_grad():
         for number in range(held_out.batches):
@@ -74,67 +109,112 @@ def test_the_first_loss_is_the_models_on_all_that_is_held_out(shell: Shell, know
             count += int((labels != -100).sum())
     held_out.close()
     assert known[0]["val_loss"] == pytest.approx(total / count, rel=1e-6)
+    assert known[0]["val_ppl"] == pytest.approx(float(torch.tensor(total / count).exp()), rel=1e-5)
     assert sorted(step for step, record in known.items() if "val_loss" in record) == [0, 2, 4, 6]
     assert known[6]["val_loss"] < known[0]["val_loss"]
 
 
-def test_the_steps_are_those_of_a_run_that_does_not_validate(shell: Shell, known: dict[int, Any]) -> None:
-    clear(shell)
-    plain = trained(shell)
-    assert {s: (r["loss"], r["grad_norm"]) for s, r in known.items() if "loss" in r} == {
-        s: (r["loss"], r["grad_norm"]) for s, r in plain.items()
-    }
+def test_the_steps_are_those_of_a_run_that_does_not_validate(two: World, shell: Shell, known: Records) -> None:
+    plain = trained(two, shell, validation=None)
+    steps = {s: (r["loss"], r["grad_norm"]) for s, r in known.items() if "loss" in r}
+    assert steps == {s: (r["loss"], r["grad_norm"]) for s, r in plain.items()}
 
 
-def test_stopped_and_killed_it_goes_on_with_the_same_numbers(shell: Shell, known: dict[int, Any]) -> None:
-    clear(shell)
-    process = start(shell, {**TRAIN, "validation": VALIDATION}, {})
-    until(process, r"^step=3 ")
-    process.kill()
-    finish(process)
-    process = start(shell, {**TRAIN, "validation": VALIDATION}, {})
-    until(process, r"^step=4 .*val_loss=")
-    process.terminate()
-    status, said = finish(process)
-    assert status == 0, said
-    assert trained(shell, validation=VALIDATION) == known
+def batches(shell: Shell) -> int:
+    """How many batches a validation has."""
+    held_out = HeldOut(shell.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1)
+    held_out.close()
+    return held_out.batches
 
 
-def test_the_best_checkpoint_stays_whatever_its_age(shell: Shell) -> None:
-    clear(shell)
-    # a rate that spoils what the model knows: the first checkpoint is the best of all
-    how = {
-        "steps": 10,
-        "lr": 0.3,
-        "schedule": "linear",
-        "warmup_steps": 10,
-        "validation": {**VALIDATION, "keep_best": True},
-    }
-    status, said = finish(start(shell, {**TRAIN, **how}, {}))
-    assert status == 0, said
-    losses = {s: r["val_loss"] for s, r in records(shell).items() if "val_loss" in r and s}
+@pytest.mark.parametrize(("method", "validations"), [("begin_step", 4), ("evaluate", 0), ("evaluate", 2)])
+def test_killed_it_goes_on_with_the_same_numbers(
+    two: World, shell: Shell, known: Records, method: str, validations: int
+) -> None:
+    number = validations if method == "begin_step" else validations * batches(shell) + 2
+    with pytest.raises(Died):
+        two.run(running.run, shell.root, config(), (method, number, signal.SIGKILL))
+    assert trained(two, shell) == known
+
+
+def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shell, known: Records) -> None:
+    inside = 2 * batches(shell) + 1  # the first batch of the third validation, after step 4
+    two.run(running.run, shell.root, config(), ("evaluate", inside, signal.SIGTERM))
+    assert max(records(shell)) == 5
+    assert "val_loss" not in records(shell)[4]
+    again = trained(two, shell)
+    assert {s: r for s, r in again.items() if s != 4} == {s: r for s, r in known.items() if s != 4}
+
+
+def test_another_mesh_goes_on_with_the_same_held_out_text(two: World, shell: Shell, known: Records) -> None:
+    trained(two, shell, steps=2)
+    found = trained(two, shell, mesh={"dp": 2})
+    assert found.keys() == known.keys()
+    for step, record in known.items():
+        assert found[step]["val_loss" if "val_loss" in record else "loss"] == pytest.approx(
+            record["val_loss" if "val_loss" in record else "loss"], rel=1e-5
+        )
+
+
+def test_the_best_checkpoint_stays_whatever_its_age(two: World, shell: Shell) -> None:
+    # a rate that grows until it spoils what the model knows: an early checkpoint is the best of all
+    how: dict[str, Any] = {"lr": 0.3, "warmup_steps": 10, "mesh": {"dp": 2}, "keep": 1}
+    keeping = {**VALIDATION, "keep_best": True}
+    found = trained(two, shell, validation=keeping, steps=8, **how)
+    losses = {s: r["val_loss"] for s, r in found.items() if "val_loss" in r and s}
     best = min(losses, key=lambda step: losses[step])
-    assert best < 8
-    left = {int(path.name.removeprefix("step_")) for path in (shell.root / "checkpoints").glob("step_*")}
-    assert left == {best, 8, 10}
-    assert f"the best checkpoint is step_{best:08d}, with val_loss {losses[best]:.6f}" in said
-    status, said = finish(start(shell, {**TRAIN, **how, "steps": 12}, {}))
-    assert status == 0, said
-    left = {int(path.name.removeprefix("step_")) for path in (shell.root / "checkpoints").glob("step_*")}
-    assert best in left
+    assert best < 6
+    assert checkpoints(shell) == {best, 8}
+    after = trained(two, shell, validation=keeping, steps=10, **how)
+    assert checkpoints(shell) == {10} if after[10]["val_loss"] < losses[best] else {best, 10}
 
 
-def test_a_run_that_began_without_validation_goes_on_with_it(shell: Shell) -> None:
-    clear(shell)
-    trained(shell, steps=2)
-    found = trained(shell, validation=VALIDATION)
+def test_a_run_that_began_without_validation_goes_on_with_it(two: World, shell: Shell) -> None:
+    trained(two, shell, validation=None, steps=2)
+    found = trained(two, shell)
     assert sorted(step for step, record in found.items() if "val_loss" in record) == [2, 4, 6]
-    assert "loss" in found[2]
 
 
-def test_the_log_line_has_the_numbers_that_cloudwatch_reads(shell: Shell) -> None:
-    clear(shell)
-    status, said = finish(start(shell, {**TRAIN, "steps": 2, "log_interval": 10, "validation": VALIDATION}, {}))
-    assert status == 0, said
-    assert re.search(r"^step=0 val_loss=\d+\.\d{6} val_ppl=\d+\.\d{4} of=2$", said, re.M)
-    assert re.search(r"^step=2 loss=.* val_loss=\d+\.\d{6} val_ppl=\d+\.\d{4} of=2$", said, re.M)
+def test_a_few_batches_are_the_same_ones_each_time(two: World, shell: Shell, known: Records) -> None:
+    found = trained(two, shell, validation={**VALIDATION, "batches": 2}, steps=2)
+    assert found[0]["val_loss"] != known[0]["val_loss"]
+    shutil.rmtree(shell.root / "checkpoints")
+    again = trained(two, shell, validation={**VALIDATION, "batches": 2}, steps=2, seed=7)
+    assert again[0] == found[0]
+
+
+def test_data_that_holds_nothing_out_is_refused_before_the_first_step(
+    two: World, shell: Shell, prepared: Shell, tmp_path: Path
+) -> None:
+    manifest = json.loads((prepared.root / "input/data/data/manifest.json").read_text())
+    del manifest["validation"]
+    (shell.root / "input/data/data").unlink()
+    shutil.copytree(prepared.root / "input/data/data", shell.root / "input/data/data")
+    (shell.root / "input/data/data/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(AssertionError, match="was prepared without a held-out part"):
+        trained(two, shell)
+    assert not checkpoints(shell)
+
+
+def test_answers_are_judged_and_shown(
+    two: World, shell: Shell, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained_inputs["model"], model)
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    rows = [{"instruction": f"what is red number {i}?", "output": f"the red fox {i}."} for i in range(80)]
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = Shell(tmp_path / "sft")
+    own.channel("text", text)
+    own.channel("model", model)
+    sft = {"objective": "sft", "seq_len": 64}
+    validation = {**VALIDATION, "interval": 10, "samples": 2, "sample_tokens": 6}
+    done = own.run("prepare", {"train": {**sft, "validation": validation}})
+    assert done.returncode == 0, done.stderr
+    own.channel("data", own.result("prepared"))
+    found = trained(two, own, validation=validation, steps=30, lr=3e-3, save_interval=30, **sft)
+    assert 0 <= found[0]["val_accuracy"] < found[30]["val_accuracy"] <= 1
+    held_out = IndexedDataset(own.root / "input/data/data/validation")
+    assert len(held_out) >= 2

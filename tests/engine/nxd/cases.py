@@ -64,6 +64,20 @@ def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> flo
     return loss
 
 
+def between_steps(
+    rank: int, config: dict[str, Any], options: ParallelOptions, judged: bool
+) -> list[tuple[float, float]]:
+    """Loss and gradient norm of three steps, with evaluations of another batch between them or without."""
+    e = engine(config, options, optimizer=STEADY)
+    found = []
+    for step in range(3):
+        if judged:
+            e.evaluate(*cases.own(e, cases.batch(config, 50)))
+        result = e.step(*cases.own(e, cases.batch(config, step)), cases.lr(step))
+        found.append((result.loss, result.grad_norm))
+    return found
+
+
 def train_and_save(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int, how: dict[str, Any]
 ) -> list[tuple[float, float]]:

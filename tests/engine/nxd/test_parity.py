@@ -113,6 +113,12 @@ def test_evaluation_is_the_native_engines(world: dict[int, World]) -> None:
         assert all(abs(loss - known) < 1e-5 for loss in found)
 
 
+@pytest.mark.parametrize("where", ["211 sp", "121 m2"])
+def test_steps_are_the_same_with_evaluations_between_them(world: dict[int, World], where: str) -> None:
+    quiet = world[2].run(nxd.between_steps, CONFIGS["llama"], mesh(where), False)
+    assert world[2].run(nxd.between_steps, CONFIGS["llama"], mesh(where), True) == quiet
+
+
 @pytest.mark.parametrize(("where", "name"), [("112", "llama"), ("212 sp", "qwen2"), ("121 m2", "llama-tied-509")])
 def test_fp32_weights_begin_with_what_the_source_has(world: dict[int, World], where: str, name: str) -> None:
     options = mesh(where)
