@@ -185,6 +185,8 @@ def train(
     ended(wait=True)
     if destination:
         destination.wait(ARRIVAL)
+    if validator and validator.best and (arrived is None or arrived(line.root / validator.best["name"])):
+        validator.settled()
     engine.prune(line, config.checkpoint.keep, arrived, distrusted, validator.spared if validator else ())
     if validator and validator.best and engine.rank == 0:
         best = validator.best

@@ -96,6 +96,11 @@ class Validator:
     def saved(self, name: str) -> None:
         """A later checkpoint than the best became whole: none but the best is spared from then on."""
         if self._best and name != self._best["name"]:
+            self.settled()
+
+    def settled(self) -> None:
+        """The best checkpoint is safe: the one before it is spared no more."""
+        if self._best:
             self._spared = {self._best["name"]}
 
     @property
