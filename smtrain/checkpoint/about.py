@@ -14,12 +14,14 @@ import numpy as np
 
 from smtrain.checkpoint.dtypes import values
 from smtrain.checkpoint.hf import HFSource
+from smtrain.checkpoint.megatron import MegatronSource
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.places import Place
 from smtrain.checkpoint.plan import MANIFEST
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.torch_dist import TorchDistSource
 from smtrain.checkpoint.verifying import verify as verify_native
 from smtrain.checkpoint.writing import BLOCK
 from smtrain.checkpoint.written import read_manifest
@@ -36,7 +38,7 @@ class About:
 
     path: str
     kind: str
-    """hf, nxd or native."""
+    """hf, nxd, native or megatron."""
     family: str
     parameters: int
     dtype: str
@@ -68,6 +70,11 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> About:
         named = _STEP.fullmatch(str(where).rstrip("/").rsplit("/", 1)[-1])
         about |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
         about |= {"qkv": source.form, "kv_multiplier": source.kv_multiplier, "step": int(named[1]) if named else None}
+    elif isinstance(source, (MegatronSource, TorchDistSource)):
+        named = _STEP.fullmatch(source.folder or str(where).rstrip("/").rsplit("/", 1)[-1])
+        about |= {"kind": "megatron", "step": int(named[1]) if named else None}
+        if isinstance(source, MegatronSource):
+            about["topology"] = {"tp": source.tp, "pp": source.pp}
     else:
         about["hashes"] = bool(read_manifest(where))
     return About(

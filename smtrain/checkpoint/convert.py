@@ -8,19 +8,25 @@ from typing import Any, Literal, get_args
 
 from smtrain.checkpoint.dtypes import BF16, FP16, FP32
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
+from smtrain.checkpoint.megatron_names import Spelling
+from smtrain.checkpoint.megatron_writer import Cut, write_megatron
 from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_writer import write_native
 from smtrain.checkpoint.nxd_names import Qkv
-from smtrain.checkpoint.nxd_writer import Format, write_nxd
+from smtrain.checkpoint.nxd_writer import write_nxd
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.places import place
 from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.staging import refuse_overlap
+from smtrain.checkpoint.torch_dist_writer import write_torch_dist
 from smtrain.edge import public
 from smtrain.errors import ConfigError
 from smtrain.model.layout import KvOrder
 
-Kind = Literal["nxd", "hf", "native"]
+Kind = Literal["nxd", "hf", "native", "megatron"]
+Form = Literal["pt", "xser", "torch_dist", "torch"]
+FORMS: dict[str, tuple[Form, ...]] = {"nxd": ("pt", "xser"), "megatron": ("torch_dist", "torch")}
+"""Those of a kind, its default first."""
 DTYPES = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 
 
@@ -32,11 +38,17 @@ def convert(
     to: Kind = "nxd",
     tp: int = 1,
     pp: int = 1,
-    form: Format = "pt",
+    form: Form | None = None,
     qkv: Qkv | None = None,
     kv_multiplier: int | None = None,
     kv_order: KvOrder = "tiled",
     cuts: Sequence[int] | None = None,
+    spec: Spelling = "te",
+    vpp: int = 1,
+    first_stage_layers: int | None = None,
+    last_stage_layers: int | None = None,
+    layers_per_stage: Sequence[int] | None = None,
+    vocab_divisor: int = 128,
     dtype: str | None = None,
     max_shard_size: int = 5_000_000_000,
     config: Path | str | None = None,
@@ -49,21 +61,28 @@ def convert(
     it has ended, it leaves what it made.
 
     Args:
-        source: A folder or s3:// URI: Hugging Face, NxD shards or a native checkpoint.
+        source: A folder or s3:// URI: Hugging Face, NxD shards, a native checkpoint or one of Megatron's.
         target: The folder or s3:// URI to write.
-        to: The kind to write: `hf`, `nxd` or `native`.
+        to: The kind to write: `hf`, `nxd`, `native` or `megatron`.
         tp: Tensor-parallel degree of the target.
         pp: Pipeline-parallel degree of the target.
-        form: How NxD's shards are written: `pt`, one file a rank, or `xser`, one file a tensor.
+        form: How NxD's shards are written: `pt`, one file a rank (default), or `xser`, one file a tensor. Megatron's:
+            `torch_dist` (default), which any mesh reads, or `torch`, the older form of one file a rank.
         qkv: How NxD keeps the three projections of attention. Default: `separate`, or `grouped` where heads repeat.
         kv_multiplier: How often NxD repeats the key and value heads. Default: as often as tp needs.
         kv_order: The chip's order of repeated heads, of the target and of a source without a manifest: `tiled` (trn1)
             or `grouped` (trn2).
-        cuts: The last layer of each pipeline stage but the last. Default: equal parts.
+        cuts: NxD: the last layer of each pipeline stage but the last. Default: equal parts.
+        spec: Megatron, form `torch`: the layer spec whose names are written, `te` (Transformer Engine) or `local`.
+        vpp: Megatron, form `torch`: virtual stages of each pipeline stage.
+        first_stage_layers: Megatron: layers of the first pipeline stage, where they are not even.
+        last_stage_layers: Megatron: layers of the last pipeline stage, where they are not even.
+        layers_per_stage: Megatron: layers of every pipeline stage, as MindSpeed-LLM's --num-layer-list.
+        vocab_divisor: Megatron: --make-vocab-size-divisible-by; the vocabulary is padded to a multiple of it times tp.
         dtype: `bf16`, `fp32` or `fp16`, converted on the way. Default: as they are.
         max_shard_size: Bytes of a file of a Hugging Face target.
         config: The folder of the config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's
-            own saves.
+            and Megatron's own saves.
         overwrite: Replace other files of the target.
 
     Raises:
@@ -79,17 +98,20 @@ def convert(
     """
     choices: list[tuple[str, Any, tuple[Any, ...]]] = [
         ("to", to, get_args(Kind)),
-        ("form", form, get_args(Format)),
+        ("spec", spec, get_args(Spelling)),
         ("kv_order", kv_order, get_args(KvOrder)),
     ]
+    if to in get_args(Kind):
+        choices.append(("form", form, (None, *FORMS.get(to, ()))))
     choices += [("qkv", qkv, (*get_args(Qkv), None)), ("dtype", dtype, (*DTYPES, None))]
     faults = [
         f"{key}: got {got!r}; take one of {', '.join(map(str, known))}"
         for key, got, known in choices
         if got not in known
     ]
-    whole = [("tp", tp), ("pp", pp), ("kv_multiplier", 1 if kv_multiplier is None else kv_multiplier)]
-    faults += [f"{key}: got {got}; must be at least 1" for key, got in whole if got < 1]
+    whole = [("tp", tp), ("pp", pp), ("kv_multiplier", kv_multiplier), ("vpp", vpp), ("vocab_divisor", vocab_divisor)]
+    whole += [("first_stage_layers", first_stage_layers), ("last_stage_layers", last_stage_layers)]
+    faults += [f"{key}: got {got}; must be at least 1" for key, got in whole if got is not None and got < 1]
     named = [("source", source), ("target", target), *([] if config is None else [("config", config)])]
     faults += [f"{key}: is an empty name; name a folder or an s3:// URI" for key, got in named if not str(got).strip()]
     if max_shard_size < 1:
@@ -106,6 +128,12 @@ def convert(
         write_hf(weights, target, beside, max_shard_size, overwrite)
     elif to == "native":
         write_native(weights, target, tp=tp, pp=pp, state=state, overwrite=overwrite)
+    elif to == "megatron":
+        cut = Cut(tp, pp, vpp, first_stage_layers, last_stage_layers, layers_per_stage, vocab_divisor)
+        if form == "torch":
+            write_megatron(weights, target, cut, spec, overwrite)
+        else:
+            write_torch_dist(weights, target, cut, overwrite)
     else:
         write_nxd(
             weights,
@@ -116,7 +144,7 @@ def convert(
             kv_order=kv_order,
             kv_multiplier=kv_multiplier,
             cuts=cuts,
-            form=form,
+            form="xser" if form == "xser" else "pt",
             overwrite=overwrite,
         )
 

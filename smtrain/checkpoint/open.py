@@ -9,6 +9,7 @@ from typing import Any
 
 from smtrain.checkpoint import manifest as native_manifest
 from smtrain.checkpoint.hf import HFSource, is_hf_folder, read_config
+from smtrain.checkpoint.megatron_open import open_megatron
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.nxd_names import shard_files
@@ -20,11 +21,13 @@ from smtrain.model.layout import KvOrder
 
 
 def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled") -> WeightSource:
-    """A Hugging Face folder, NxD shards (or a folder of whole tags), or a run's checkpoints (the newest whole one).
+    """A Hugging Face folder, NxD shards (or a folder of whole tags), a run's checkpoints (the newest whole one), or
+    Megatron's.
 
     Of a run the newest line counts: `smtrain.contract.lineage`.
-    `path` is a folder or an s3:// URI. `config` is for NxD's own saves, which have no config.json, and `kv_order` says
-    for which chip those were laid out. Raises CheckpointError that says what was found where it is none of them.
+    `path` is a folder or an s3:// URI. `config` is for NxD's and Megatron's own saves, which have no config.json, and
+    `kv_order` says for which chip NxD's were laid out. Raises CheckpointError that says what was found where it is none
+    of them.
     """
     if not is_uri(path):
         if not Path(path).exists():
@@ -50,11 +53,13 @@ def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_orde
     if tag := _newest_tag(where):
         beside = read_config(where) if config is None and "config.json" in where.files() else config
         return NxDSource(where.below(tag), beside, kv_order)
+    if found := open_megatron(where, config):
+        return found
     held = sorted({file.split("/")[0] for file in where.files()} | _folders(where))
     shown = ", ".join(held[:5]) + (" and more" if len(held) > 5 else "") if held else "nothing"
     raise CheckpointError(
         f"{path} holds {shown}, and no weights known here; give a Hugging Face folder with model.safetensors, "
-        "a folder of NxD shards, or a checkpoint folder of smtrain."
+        "a folder of NxD shards, a checkpoint folder of Megatron or one of smtrain."
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Container, Job
 from smtrain.errors import CheckpointError
-from smtrain.model.layout import Layout
+from smtrain.model.layout import Sharding
 
 MANIFEST = "manifest.json"
 FORMAT = "smtrain-weights"
@@ -26,7 +26,7 @@ VERSION = 1
 class Plan:
     """Everything about an output but the numbers."""
 
-    layout: Layout
+    layout: Sharding
     groups: list[list[Job]]
     """Jobs that write the same files, in the order of those; no two groups share a file."""
     containers: list[Container]

@@ -183,7 +183,28 @@ def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = 
         fixed.append((at, header))
         offsets[name] = at + len(header)
         at = offsets[name] + tensor.size + len(descriptor(0, tensor.size))
-    return Container(file, offsets, at, fixed, descriptor, partial(_tail, stem, at, tuple(records), tuple(tensors)))
+    return Container(file, offsets, at, fixed, _described, partial(_tail, stem, at, tuple(records), tuple(tensors)))
+
+
+class Alone:
+    """A stream of torch.save with one tensor: what stands before and after its numbers, and the length of all."""
+
+    def __init__(self, stem: str, tensor: Tensor) -> None:
+        whole = container(f"{stem}.pt", {"": tensor}, b"\x80\x02" + pickle_tensor(0, tensor) + b".")
+        self.head = b"".join(data for _, data in whole.fixed)
+        self._whole, self._size = whole, tensor.size
+        self.size = len(self.head) + tensor.size + len(self.tail(0))
+
+    def tail(self, crc32: int) -> bytes:
+        assert self._whole.tail is not None
+        return descriptor(crc32, self._size) + self._whole.tail({"": crc32})
+
+
+def alone(stem: str, pickled: bytes) -> bytes:
+    """A file of torch.save with an object that has no tensors."""
+    whole = container(f"{stem}.pt", {}, pickled)
+    assert whole.tail is not None
+    return b"".join(data for _, data in whole.fixed) + whole.tail({})
 
 
 @dataclass(frozen=True)
@@ -214,6 +235,10 @@ class _Local:
         version = 45 if wide else 20
         fields = (0x02014B50, version, version, _FLAGS, 0, _DATE, crc32, size, size, len(name), len(extra))
         return struct.pack("<IHHHHIIIIHHHHHII", *fields, 0, 0, 0, 0, at) + name + extra
+
+
+def _described(_name: str, crc32: int, size: int) -> bytes:
+    return descriptor(crc32, size)
 
 
 def descriptor(crc32: int, size: int) -> bytes:

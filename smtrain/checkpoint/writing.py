@@ -17,7 +17,7 @@ from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.checkpoint.places import Tally
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.model.layout import Layout
+from smtrain.model.layout import Sharding
 
 BLOCK = 1 << 20
 """Bytes read, converted and written at a time, by each worker: as much as a processor's cache holds."""
@@ -50,8 +50,8 @@ class Container:
     """Where the part known beforehand ends, and `tail` is written."""
     fixed: list[tuple[int, bytes]]
     """What stands between the tensors, in rising order."""
-    descriptor: Callable[[int, int], bytes] | None = None
-    """(crc32, size) -> what follows each tensor."""
+    descriptor: Callable[[str, int, int], bytes] | None = None
+    """(name, crc32, size) -> what follows each tensor."""
     tail: Callable[[dict[str, int]], bytes] | None = None
     """crc32 of each tensor -> what ends the file."""
 
@@ -87,7 +87,7 @@ class Running:
             self.size += len(part)
 
 
-def run(job: Job, source: WeightSource, layout: Layout, put: Put) -> list[int]:
+def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]:
     """Do one job; gives the crc32 of each tensor written, in the order of its writes and their targets."""
     tally, crcs = Tally(), []
     for write in job:
@@ -96,14 +96,16 @@ def run(job: Job, source: WeightSource, layout: Layout, put: Put) -> list[int]:
             _part(part, source, layout, running, put, tally)
         for to in running:
             if to.container.descriptor is not None:
-                put(to.container.file, to.at + to.size, to.container.descriptor(to.crc, to.size))
+                put(to.container.file, to.at + to.size, to.container.descriptor(write.name, to.crc, to.size))
             crcs.append(to.crc)
     for part in {part for write in job for part in write.parts}:
         source.check(part, tally)
     return crcs
 
 
-def _part(name: str, source: WeightSource, layout: Layout, running: Sequence[Running], put: Put, tally: Tally) -> None:
+def _part(
+    name: str, source: WeightSource, layout: Sharding, running: Sequence[Running], put: Put, tally: Tally
+) -> None:
     shape, dtype = source.shape(name), source.dtype(name)
     width, row = [(0, n) for n in shape[1:]], prod(shape[1:]) * dtype.itemsize
     step = max(1, (REMOTE_BLOCK if source.where.path() is None else BLOCK) // max(1, row))

@@ -16,6 +16,9 @@ app = options.app()
 FLAGS = {
     **{key: f"--{key}".replace("_", "-") for key in ("to", "tp", "pp", "qkv", "kv_order", "kv_multiplier", "dtype")},
     "form": "--format",
+    **{key: f"--{key}".replace("_", "-") for key in ("spec", "vpp", "first_stage_layers", "last_stage_layers")},
+    "layers_per_stage": "--layers-per-stage",
+    "vocab_divisor": "--make-vocab-size-divisible-by",
     "max_shard_size": "--max-shard-size",
     "config": "--config",
     "source": "SRC",
@@ -30,11 +33,14 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or s3:// URI; its kind is read from it.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
-    to: Annotated[str, typer.Option(help="Kind of checkpoint to write: nxd, hf or native.")],
+    to: Annotated[str, typer.Option(help="Kind of checkpoint to write: nxd, hf, native or megatron.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     cuts: Annotated[Optional[str], typer.Option(help="Last layer of every stage except the last, e.g. 3,7,11.")] = None,  # noqa: UP045
-    form: Annotated[str, typer.Option("--format", help="Format of NxD's shards: pt or xser.")] = "pt",
+    form: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--format", "--form", help="nxd: pt (default) or xser; megatron: torch_dist (default) or torch."),
+    ] = None,
     qkv: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="How q, k and v are stored: separate, grouped, fused or fused_mha."),
@@ -46,6 +52,24 @@ def convert(
     kv_order: Annotated[str, typer.Option(help="Order of repeated heads: tiled (trn1) or grouped (trn2).")] = "tiled",
     dtype: Annotated[Optional[str], typer.Option(help="bf16, fp32 or fp16; the source's by default.")] = None,  # noqa: UP045
     max_shard_size: Annotated[str, typer.Option(help="Largest size of one Hugging Face file.")] = "5GB",
+    spec: Annotated[str, typer.Option(help="megatron, torch: names of the te or the local layer spec.")] = "te",
+    vpp: Annotated[int, typer.Option(min=1, help="megatron, torch: virtual stages of a pipeline stage.")] = 1,
+    first_stage_layers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="megatron: layers of the first pipeline stage, where they are not even."),
+    ] = None,
+    last_stage_layers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="megatron: layers of the last pipeline stage, where they are not even."),
+    ] = None,
+    layers_per_stage: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="megatron: layers of every pipeline stage, e.g. 16,15,17."),
+    ] = None,
+    vocab_divisor: Annotated[
+        int,
+        typer.Option("--make-vocab-size-divisible-by", min=1, help="megatron: pad the vocabulary to it times tp."),
+    ] = 128,
     config: Annotated[Optional[str], typer.Option(help="Folder of config.json, where the source has none.")] = None,  # noqa: UP045
     overwrite: options.Overwrite = False,
 ) -> None:
@@ -53,10 +77,8 @@ def convert(
     import smtrain
 
     typed(FLAGS)
-    try:
-        places = None if cuts is None else [int(cut) for cut in cuts.split(",") if cut]
-    except ValueError:
-        raise ConfigError([f"--cuts {cuts}: must be layer numbers with commas between, e.g. 3,7,11"]) from None
+    places = _numbers("--cuts", cuts, "layer numbers with commas between, e.g. 3,7,11")
+    stages = _numbers("--layers-per-stage", layers_per_stage, "numbers of layers with commas between, e.g. 16,15,17")
     smtrain.convert(
         source,
         target,
@@ -68,12 +90,25 @@ def convert(
         qkv=qkv,  # type: ignore[arg-type]
         kv_multiplier=kv_multiplier,
         kv_order=kv_order,  # type: ignore[arg-type]
+        spec=spec,  # type: ignore[arg-type]
+        vpp=vpp,
+        first_stage_layers=first_stage_layers,
+        last_stage_layers=last_stage_layers,
+        layers_per_stage=stages,
+        vocab_divisor=vocab_divisor,
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
         config=config,
         overwrite=overwrite,
     )
     say(f"{target} is complete")
+
+
+def _numbers(flag: str, given: str | None, what: str) -> list[int] | None:
+    try:
+        return None if given is None else [int(number) for number in given.split(",") if number]
+    except ValueError:
+        raise ConfigError([f"{flag} {given}: must be {what}"]) from None
 
 
 def _bytes(size: str) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Literal, Protocol
 
 from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape, Role, Spec
@@ -48,6 +48,12 @@ class FlatTable:
     decayed: int
     """Numbers before this offset are decayed: the parameters of two dimensions."""
     size: int
+
+
+class Sharding(Protocol):
+    """What a writer asks of a cut."""
+
+    def shard(self, name: str, tp_rank: int) -> Shard: ...
 
 
 class Layout:

@@ -47,6 +47,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     convert(original, root / "foreign", tp=4, pp=1, qkv="grouped")
     (root / "foreign/manifest.json").unlink()
     convert(original, root / "native", to="native", tp=2)
+    convert(original, root / "megatron", to="megatron", form="torch", tp=2, pp=2)
+    convert(original, root / "torch_dist", to="megatron")
     return {p.name: p for p in root.iterdir() if p.name != "original"}
 
 

@@ -73,7 +73,9 @@ SURFACE = {
     "stop": {"--target", "--wait", "--detach"},
     "download": {"--target", "--what", "--overwrite"},
     "convert": {
-        *("--to", "--tp", "--pp", "--cuts", "--format", "--qkv", "--kv-multiplier", "--kv-order"),
+        *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
+        *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),
+        "--make-vocab-size-divisible-by",
         *("--dtype", "--max-shard-size", "--config", "--overwrite"),
     },
     "checkpoint": {"inspect", "diff", "verify"},

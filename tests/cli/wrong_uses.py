@@ -208,6 +208,10 @@ def of_checkpoints() -> Iterator[Use]:
         ["--to", "nxd", "--cuts", "1", "--pp", "3"], ["--to", "hf", "--dtype", "int4"],
         ["--to", "hf", "--max-shard-size", "big"], ["--to", "hf", "--max-shard-size", "0"],
         ["--to", "hf", "--config", "nowhere"], ["--to", "hf", "--config", ""],
+        ["--to", "megatron", "--form", "xser"], ["--to", "nxd", "--form", "torch"], ["--to", "hf", "--form", "pt"],
+        ["--to", "megatron", "--tp", "3"], ["--to", "megatron", "--pp", "99"], ["--to", "megatron", "--spec", "x"],
+        ["--to", "megatron", "--layers-per-stage", "a"], ["--to", "megatron", "--pp", "2", "--layers-per-stage", "1"],
+        ["--to", "megatron", "--vpp", "99"], ["--to", "megatron", "--first-stage-layers", "99"],
     ):  # fmt: skip
         yield Use(("convert", "model", "to", *more))
     for target in ("", "model", "model/below", "run.yaml", "run.yaml/below"):

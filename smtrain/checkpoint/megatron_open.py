@@ -1,0 +1,49 @@
+"""Which of Megatron's checkpoints a place holds, and where its config.json is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smtrain.checkpoint.hf import read_config
+from smtrain.checkpoint.megatron import FOLDER, MegatronSource, iteration, rank_files
+from smtrain.checkpoint.places import Place, place
+from smtrain.checkpoint.torch_dist import TorchDistSource, backend
+from smtrain.errors import CheckpointError
+
+
+def open_megatron(where: Place, config: dict[str, Any] | None) -> MegatronSource | TorchDistSource | None:
+    """The newest iteration of a folder, or the one that it is itself; None where it has none.
+
+    config.json is taken from `config`, the folder, or the one that it is in. Raises CheckpointError where there is
+    none, and for a form that is not read.
+    """
+    folder = "" if rank_files(where.files()) or backend(where) else iteration(where)
+    if folder is None:
+        return None
+    at = where.below(folder) if folder else where
+    ranks, found = rank_files(at.files()), backend(at)
+    if not ranks and found is None:
+        held = sorted({file.split("/")[0] for file in at.files()})
+        if ".metadata" in held:
+            raise CheckpointError(f"{at} has no metadata.json, which Megatron writes last; take a finished iteration.")
+        raise CheckpointError(f"{at} holds {', '.join(held[:5]) or 'nothing'}, and no checkpoint of Megatron's.")
+    if found not in (None, "torch_dist") and not ranks:
+        raise CheckpointError(
+            f"{at} is in Megatron's old form {found!r}; save it as torch_dist or torch with Megatron itself "
+            "(--ckpt-convert-format)."
+        )
+    told = config if config is not None else _config(where, at)
+    return MegatronSource(where, folder, told) if ranks else TorchDistSource(where, folder, told)
+
+
+def _config(where: Place, at: Place) -> dict[str, Any]:
+    for beside in (where, at):
+        if "config.json" in beside.files():
+            return read_config(beside)
+    root, _, name = str(where).rstrip("/").rpartition("/")
+    if root and FOLDER.fullmatch(name) and "config.json" in (above := place(root)).files():
+        return read_config(above)
+    raise CheckpointError(
+        f"{where} has no config.json, as Megatron writes none; copy the model's into it, or name its folder with "
+        "--config (config=)."
+    )

@@ -1,0 +1,78 @@
+"""Pickles of plain values and of objects that are only named, so that no class is needed to write one."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Name:
+    """A class or function, or another thing that a module has."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class New:
+    """An object of a class, made without arguments and given attributes (or whatever its class takes for state)."""
+
+    kind: Name
+    state: Any
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a function gives, or a class that takes arguments."""
+
+    function: Name
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Opcodes:
+    """A value that is pickled already."""
+
+    data: bytes
+
+
+def dumps(value: Any) -> bytes:
+    """A pickle of protocol 2."""
+    return b"\x80\x02" + _put(value) + b"."
+
+
+def _put(value: Any) -> bytes:
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if isinstance(value, Opcodes):
+        return value.data
+    if isinstance(value, str):
+        data = value.encode()
+        return b"X" + struct.pack("<I", len(data)) + data
+    if isinstance(value, int):
+        return number(value)
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, tuple):
+        return b"(" + b"".join(map(_put, value)) + b"t"
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_put, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(_put(key) + _put(item) for key, item in value.items()) + b"u"
+    if isinstance(value, Name):
+        return f"c{value.module}\n{value.name}\n".encode()
+    if isinstance(value, New):
+        return _put(value.kind) + b")\x81" + _put(value.state) + b"b"
+    if isinstance(value, Called):
+        return _put(value.function) + _put(value.arguments) + b"R"
+    raise TypeError(f"{type(value).__name__} is not pickled here")
+
+
+def number(n: int) -> bytes:
+    """A whole number."""
+    if -(1 << 31) <= n < 1 << 31:
+        return b"J" + struct.pack("<i", n)
+    data = n.to_bytes((n.bit_length() // 8) + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data

@@ -1,0 +1,100 @@
+"""megatron-core itself loads what is written here, computes what transformers computes, and is read bit for bit.
+
+`pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH; no extra of ours installs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from smtrain.checkpoint.convert import convert
+from smtrain.checkpoint.open import open_weights
+from tests.checkpoint.folders import hf_folder, random_weights, same, weights_of
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
+pytestmark = pytest.mark.slow
+
+BASE: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 101,
+    "tie_word_embeddings": False, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+CONFIGS = {
+    "llama": {**BASE, "model_type": "llama", "num_key_value_heads": 2},
+    "llama-tied": {**BASE, "model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "mistral": {**BASE, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": None},
+    "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 10000.0},
+    "qwen3": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
+    "gpt_neox": {**BASE, "model_type": "gpt_neox", "use_parallel_residual": False, "rotary_pct": 0.25},
+}
+IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
+
+
+def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path) -> None:
+    at.write_text(json.dumps(cases))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.checkpoint.mcore", str(at), str(tp), str(pp)],
+            stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(tp * pp), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+        )
+        for r in range(tp * pp)
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=900)[1] for rank in ranks]
+    assert not any(rank.returncode for rank in ranks), "\n".join(told)[-3000:]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_logits_are_those_of_transformers(tmp_path: Path, tp: int) -> None:
+    cases = []
+    for name, config in CONFIGS.items():
+        folder = hf_folder(tmp_path / name, config)
+        for form in ("torch", "torch_dist"):
+            at = tmp_path / f"{name}-{form}"
+            convert(folder, at, to="megatron", form=form, spec="local", tp=tp)  # type: ignore[arg-type]
+            cases.append({
+                "config": config, "form": form, "load": str(at / "iter_0000001"), "padded": 128 * tp, "ids": IDS,
+                "logits": str(tmp_path / f"{name}-{form}.logits"),
+            })  # fmt: skip
+    mcore(cases, tp, 1, tmp_path / "cases.json")
+    for name, config in CONFIGS.items():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager", dtype=torch.float32)
+        with torch.no_grad():
+            ours = model.eval()(torch.tensor(IDS)).logits
+        for form in ("torch", "torch_dist"):
+            theirs = torch.load(tmp_path / f"{name}-{form}.logits")[..., : config["vocab_size"]]
+            largest, size = float((theirs - ours).abs().max()), float(ours.abs().max())
+            print(f"{name} {form} tp {tp}: largest difference {largest:.2e}, largest logit {size:.1f}")
+            assert largest <= 1e-5 * max(1.0, size)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
+def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: int) -> None:
+    cases = []
+    for name, config in CONFIGS.items():
+        form: Any = "torch" if pp > 1 else "torch_dist"
+        at = tmp_path / f"{name}-mg"
+        convert(hf_folder(tmp_path / name, config), at, to="megatron", form=form, spec="local", tp=tp, pp=pp)
+        cases.append({
+            "config": config, "form": form, "load": str(at / "iter_0000001"), "padded": 128 * tp,
+            "save": str(tmp_path / f"{name}-saved"),
+        })  # fmt: skip
+    mcore(cases, tp, pp, tmp_path / "cases.json")
+    for name, config in CONFIGS.items():
+        doubled = {key: value * 2 for key, value in random_weights(config).items()}
+        for saved in (f"{name}-saved", f"{name}-saved-torch"):
+            found = weights_of(open_weights(tmp_path / saved, config))
+            assert same(found, doubled), saved
