@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smtrain.checkpoint import torchzip
+from smtrain.checkpoint import torchstream
 from smtrain.checkpoint.fused import FusedCut, FusedSource
 from smtrain.checkpoint.megatron import TRACKER
 from smtrain.checkpoint.megatron_args import arguments
@@ -25,7 +25,7 @@ from smtrain.model.layout import Shard
 
 _FILE = 1 << 30  # bytes of one .distcp file at least, so that several are written at a time
 _MODULE = "torch.distributed.checkpoint.metadata"
-_NOTHING_AT, _NOTHING = "__states_0.distcp", torchzip.alone("archive", dumps([None]))
+_NOTHING_AT, _NOTHING = "__states_0.distcp", torchstream.alone("archive", dumps([None]))
 """What Transformer Engine's layers keep where nothing is in fp8: one None for all of them."""
 _STATES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
@@ -88,7 +88,7 @@ def write_torch_dist(source: WeightSource, target: Path | str, cut: Cut, overwri
     extras = {
         "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
         f"{ITERATION}/{METADATA}": _metadata(shape, chunks, places),
-        f"{ITERATION}/common.pt": torchzip.alone("common", dumps(common)),
+        f"{ITERATION}/common.pt": torchstream.alone("common", dumps(common)),
         f"{ITERATION}/{_NOTHING_AT}": _NOTHING,
         f"{ITERATION}/{SAID}": json.dumps(said).encode(),
         TRACKER: b"1",
@@ -144,7 +144,7 @@ def _laid_out(chunks: list[_Chunk]) -> tuple[list[Container], list[list[Job]], P
         ends = {}
         at = 0
         for chunk in held:
-            alone = torchzip.Alone("archive", Tensor(chunk.tensor.dtype, chunk.sizes))
+            alone = torchstream.Alone("archive", Tensor(chunk.tensor.dtype, chunk.sizes))
             fixed.append((at, alone.head))
             offsets[chunk.name] = at + len(alone.head)
             ends[chunk.name] = alone
@@ -156,7 +156,7 @@ def _laid_out(chunks: list[_Chunk]) -> tuple[list[Container], list[list[Job]], P
     return containers, groups, places
 
 
-def _end(ends: dict[str, torchzip.Alone], name: str, crc32: int, _size: int) -> bytes:
+def _end(ends: dict[str, torchstream.Alone], name: str, crc32: int, _size: int) -> bytes:
     return ends[name].tail(crc32)
 
 
