@@ -7,10 +7,15 @@ from smtrain.contract.container import Container
 from smtrain.train.entry import main
 
 
-def stage(_config: JobConfig, container: Container) -> None:
+def stage(config: JobConfig, container: Container) -> None:
     from smtrain.checkpoint.export import export
 
-    export(container.channel("checkpoint"), container.channel("model"), container.model_dir)
+    changed = export(
+        container.channel("checkpoint"), container.channel("model"), container.model_dir, merge=config.export.merge,
+        base=config.model.path,
+    )  # fmt: skip
+    if changed:
+        print(f"merged the adapter: {changed.tensors} tensors changed, by {changed.largest:.3g} at most", flush=True)
     files = sorted(path.name for path in container.model_dir.iterdir())
     print(f"exported {', '.join(files)}", flush=True)
 

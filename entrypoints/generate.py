@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
@@ -12,9 +14,15 @@ from smtrain.train.entry import main
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.model.generate import generate
 
-    asked = config.generate
+    asked, folder = config.generate, container.channel("model")
+    if container.has_channel("base"):  # the export is an adapter
+        from smtrain.checkpoint.convert import convert
+
+        merged = Path(tempfile.mkdtemp()) / "merged"
+        convert(container.channel("base"), merged, to="hf", merge_adapter=folder)
+        folder = merged
     texts = generate(
-        container.channel("model"),
+        folder,
         list(asked.prompts),
         max_new_tokens=asked.max_new_tokens,
         temperature=asked.temperature,

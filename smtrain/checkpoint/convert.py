@@ -6,24 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from smtrain.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.checkpoint.dtypes import BF16, FP16, FP32
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
 from smtrain.checkpoint.megatron_names import Spelling
 from smtrain.checkpoint.megatron_writer import Cut, write_megatron
+from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_writer import write_native
 from smtrain.checkpoint.nxd_names import Qkv
 from smtrain.checkpoint.nxd_writer import write_nxd
 from smtrain.checkpoint.open import open_weights
-from smtrain.checkpoint.places import place
+from smtrain.checkpoint.peft import write_peft
+from smtrain.checkpoint.places import is_uri, place
 from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.staging import refuse_overlap
 from smtrain.checkpoint.torch_dist_writer import write_torch_dist
 from smtrain.edge import public
-from smtrain.errors import ConfigError
+from smtrain.errors import CheckpointError, ConfigError
+from smtrain.model.families import ModelShape
 from smtrain.model.layout import KvOrder
 
-Kind = Literal["nxd", "hf", "native", "megatron"]
+Kind = Literal["nxd", "hf", "native", "megatron", "peft"]
 Form = Literal["pt", "xser", "torch_dist", "torch"]
 FORMS: dict[str, tuple[Form, ...]] = {"nxd": ("pt", "xser"), "megatron": ("torch_dist", "torch")}
 """Those of a kind, its default first."""
@@ -52,8 +56,9 @@ def convert(
     dtype: str | None = None,
     max_shard_size: int = 5_000_000_000,
     config: Path | str | None = None,
+    merge_adapter: Path | str | None = None,
     overwrite: bool = False,
-) -> None:
+) -> Changed | None:
     """Write the weights of `source` into `target`, which appears whole or stays as it was.
 
     The source's kind and topology are read from it. From native to native the optimizer's state goes along, and
@@ -63,7 +68,7 @@ def convert(
     Args:
         source: A folder or s3:// URI: Hugging Face, NxD shards, a native checkpoint or one of Megatron's.
         target: The folder or s3:// URI to write.
-        to: The kind to write: `hf`, `nxd`, `native` or `megatron`.
+        to: The kind to write: `hf`, `nxd`, `native` or `megatron`; of a run's checkpoints with a LoRA adapter, `peft`.
         tp: Tensor-parallel degree of the target.
         pp: Pipeline-parallel degree of the target.
         form: How NxD's shards are written: `pt`, one file a rank (default), or `xser`, one file a tensor. Megatron's:
@@ -82,12 +87,17 @@ def convert(
         dtype: `bf16`, `fp32` or `fp16`, converted on the way. Default: as they are.
         max_shard_size: Bytes of a file of a Hugging Face target.
         config: The folder of the config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's
-            and Megatron's own saves.
+            and Megatron's own saves. For `peft`, the folder whose tokenizer goes along.
+        merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one) to add to the
+            source's weights on the way, with constant memory.
         overwrite: Replace other files of the target.
 
+    Returns:
+        With `merge_adapter`, how many tensors it changed and by how much at most; else None.
+
     Raises:
-        CheckpointError: The source cannot be read, the two overlap or, unless `overwrite`, other files of the target
-            would be replaced.
+        CheckpointError: The source cannot be read, the adapter is no plain LoRA or one of another model, the two
+            overlap or, unless `overwrite`, other files of the target would be replaced.
         ConfigError: An option is none of those above, or the model cannot be cut for (tp, pp).
 
     Examples:
@@ -112,16 +122,32 @@ def convert(
     whole = [("tp", tp), ("pp", pp), ("kv_multiplier", kv_multiplier), ("vpp", vpp), ("vocab_divisor", vocab_divisor)]
     whole += [("first_stage_layers", first_stage_layers), ("last_stage_layers", last_stage_layers)]
     faults += [f"{key}: got {got}; must be at least 1" for key, got in whole if got is not None and got < 1]
-    named = [("source", source), ("target", target), *([] if config is None else [("config", config)])]
+    optional = [("config", config), ("merge_adapter", merge_adapter)]
+    named = [("source", source), ("target", target), *((key, given) for key, given in optional if given is not None)]
     faults += [f"{key}: is an empty name; name a folder or an s3:// URI" for key, got in named if not str(got).strip()]
     if max_shard_size < 1:
         faults.append(f"max_shard_size: got {max_shard_size} bytes; must be at least 1")
+    if to == "peft" and merge_adapter is not None:
+        faults.append("merge_adapter: makes a model, and to: peft writes an adapter; take one of the two")
+    if to == "peft" and dtype is not None:
+        faults.append("dtype: an adapter stays fp32, as it was trained; leave it out with to: peft")
     if faults:
         raise ConfigError(faults)
-    refuse_overlap(source, target)
+    for read in (source, *(() if merge_adapter is None else (merge_adapter,))):
+        refuse_overlap(read, target)
+    if to == "peft":
+        adapter = native_adapter(place(source)) if is_uri(source) or Path(source).is_dir() else None
+        if adapter is None:
+            raise CheckpointError(f"{source} holds no checkpoint of a run with train.adapter; name its checkpoints.")
+        write_peft(adapter, target, None if config is None else str(config), config, overwrite)
+        return None
     told = None if config is None else read_beside(config)
     weights = open_weights(source, told, kv_order)
     state = StateReader.present(weights) if to == "native" else None
+    merged = None
+    if merge_adapter is not None:
+        weights = merged = Merged(weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config)))
+        state = None
     weights = weights if dtype is None else Cast(weights, DTYPES[dtype])
     if to == "hf":
         beside = config if config is not None else (source if is_hf_folder(place(source)) else None)
@@ -147,6 +173,7 @@ def convert(
             form="xser" if form == "xser" else "pt",
             overwrite=overwrite,
         )
+    return None if merged is None else merged.changed()
 
 
 def read_beside(folder: Path | str) -> dict[str, Any]:

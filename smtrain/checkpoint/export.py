@@ -4,17 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from smtrain.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.checkpoint.hf import write_hf
+from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.open import open_weights
+from smtrain.checkpoint.peft import write_peft
+from smtrain.checkpoint.places import place
 from smtrain.checkpoint.staging import refuse_overlap
+from smtrain.model.families import ModelShape
 
 
-def export(checkpoint: Path, model_folder: Path, target: Path, *, max_shard_size: int = 5_000_000_000) -> None:
+def export(
+    checkpoint: Path, model_folder: Path, target: Path, *, max_shard_size: int = 5_000_000_000, merge: bool = False,
+    base: str | None = None,
+) -> Changed | None:  # fmt: skip
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or stays as it was.
 
-    `checkpoint` is anything `open_weights` takes; `model_folder` is what training started from and gives config.json,
-    tokenizer and licence. Raises CheckpointError where either cannot be read or they are not of one model.
+    A checkpoint that holds an adapter becomes peft's folder, which names the model `base`; or, with `merge`, the model
+    with the adapter in it, and what that changed is given back. `checkpoint` is anything `open_weights` takes, or one
+    with an adapter; `model_folder` is what training started from and gives config.json, tokenizer and licence. Raises
+    CheckpointError where either cannot be read or they are not of one model.
     """
     for source in (checkpoint, model_folder):
         refuse_overlap(source, target)
-    write_hf(open_weights(checkpoint), target, model_folder, max_shard_size)
+    adapter = native_adapter(place(checkpoint))
+    if adapter is not None and not merge:
+        write_peft(adapter, target, base or str(model_folder), model_folder)
+        return None
+    if adapter is None:
+        write_hf(open_weights(checkpoint), target, model_folder, max_shard_size)
+        return None
+    weights = open_weights(model_folder)
+    merged = Merged(weights, open_adapter(checkpoint, ModelShape.from_config(weights.config)))
+    write_hf(merged, target, model_folder, max_shard_size)
+    return merged.changed()

@@ -189,7 +189,7 @@ def write_hf(
         containers.append(container)
         groups.append(_jobs(source, container))
         weight_map |= dict.fromkeys(shard, file)
-    extras = {} if beside is None else _companions(beside)
+    extras = {} if beside is None else companions_of(beside)
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values())
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
@@ -210,7 +210,8 @@ def _jobs(source: WeightSource, container: Container) -> list[Job]:
     return jobs
 
 
-def _companions(beside: Place) -> dict[str, bytes]:
+def companions_of(beside: Place) -> dict[str, bytes]:
+    """Tokenizer, generation config and licence of a folder, which go along with its weights."""
     files = beside.files()
     found = [file for file in files if file in COMPANIONS or is_legal(file)]
     out = {file: bytes(beside.read(file, 0, files[file])) for file in found}

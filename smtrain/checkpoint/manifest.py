@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.contract.lineage import lines_in
 from smtrain.errors import CheckpointError
+from smtrain.model.families import ModelShape
+from smtrain.model.lora import AdapterShape, Lora, from_described
 
 if TYPE_CHECKING:
     from smtrain.checkpoint.places import Place
@@ -65,10 +67,32 @@ class Manifest:
     """Whole shape of every parameter, under its Hugging Face file name."""
     root: str = ""
     """The folder inside the checkpoint that holds model/ and optim/; not empty where a whole step was saved again."""
+    adapter: dict[str, Any] | None = None
+    """What LoRA trains, if it does (model/lora.py): the files then hold the adapters' factors, not the model."""
+
+    @property
+    def lora(self) -> Lora | None:
+        """`adapter`, read."""
+        return None if self.adapter is None else from_described(self.adapter)
+
+    @property
+    def base(self) -> str | None:
+        """The digest of the weights that the run began from, if they were any and the training loop said so."""
+        model = self.state.get("model")
+        digest = model.get("weights") if isinstance(model, dict) else None
+        return digest if isinstance(digest, str) else None
+
+    @property
+    def shape(self) -> ModelShape:
+        """Of what the files hold: the model, or its adapters. Raises `CheckpointError` for a model unknown."""
+        shape, lora = ModelShape.from_config(self.config), self.lora
+        return shape if lora is None else AdapterShape.of(shape, lora)
 
     def to_json(self) -> str:
         """With a digest of everything else in it, so that a manifest edited by hand is noticed."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        if self.adapter is None:
+            del content["adapter"]  # as before there were any
         return json.dumps({**content, DIGEST: digest_of(content)}, indent=1) + "\n"
 
     @classmethod
@@ -128,8 +152,17 @@ class Manifest:
             and all(isinstance(f, dict) and {"size", "sha256"} <= set(f) for f in self.files.values()),
             "state": isinstance(self.state, dict),
             "root": isinstance(self.root, str),
+            "adapter": self.adapter is None or _is_lora(self.adapter),
         }
         return next((name for name, right in rightly.items() if not right), None)
+
+
+def _is_lora(told: Any) -> bool:
+    try:
+        from_described(told)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
 
 
 def step_folder(folder: Path, step: int) -> Path:

@@ -26,7 +26,6 @@ from smtrain.checkpoint.sources import Read, WeightSource
 from smtrain.checkpoint.verifying import check_hash, verify
 from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
-from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class _Files:
             raise CheckpointError(f"the checkpoint {self.place} is not whole: {reason}")
         self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
-        self.layout = Layout(ModelShape.from_config(self.manifest.config), self.tp, self.pp)
+        self.layout = Layout(self.manifest.shape, self.tp, self.pp)
         self.dtype = BF16 if self.manifest.precision == "bf16" else FP32
         self._open: dict[str, dict[str, Slab]] = {}
 

@@ -35,17 +35,15 @@ def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_orde
         if not Path(path).is_dir():
             raise CheckpointError(f"{path} is a file; give the folder it is in.")
     where = place(path)
-    if _format(where) == native_manifest.FORMAT:
-        return NativeSource(where)
-    lines = Lines(where.files(), lambda name: read_text(where, name))
-    if steps := [name for _, name in lines.steps(lines.parts(lines.newest))]:
-        for name in reversed(steps):
-            if native_manifest.fault_at(where.below(name)) is None:
-                return NativeSource(where.below(name))
-            if "/" in name and _is_done(where.below(name)):
-                return NxDSource(where.below(name), config, kv_order)
-        if not shard_files(where.below(steps[-1]).files()):
-            raise CheckpointError(f"{path} holds checkpoints of which none is whole; train until one is complete.")
+    if format_of(where) == native_manifest.FORMAT:
+        return _whole_model(NativeSource(where))
+    steps = _steps(where)
+    if (newest := newest_checkpoint(where)) is not None:
+        if native_manifest.fault_at(newest) is None:
+            return _whole_model(NativeSource(newest))
+        return NxDSource(newest, config, kv_order)
+    if steps and not shard_files(where.below(steps[-1]).files()):
+        raise CheckpointError(f"{path} holds checkpoints of which none is whole; train until one is complete.")
     if shard_files(where.files()):
         return NxDSource(where, config, kv_order)
     if is_hf_folder(where):
@@ -55,6 +53,11 @@ def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_orde
         return NxDSource(where.below(tag), beside, kv_order)
     if found := open_megatron(where, config):
         return found
+    if "adapter_config.json" in where.files():
+        raise CheckpointError(
+            f"{path} holds an adapter, not a model; merge it into its base with "
+            f"`smtrain convert BASE TARGET --to hf --merge-adapter {path}`."
+        )
     held = sorted({file.split("/")[0] for file in where.files()} | _folders(where))
     shown = ", ".join(held[:5]) + (" and more" if len(held) > 5 else "") if held else "nothing"
     raise CheckpointError(
@@ -68,7 +71,31 @@ def _folders(where: Place) -> set[str]:
     return set() if folder is None else {p.name for p in folder.iterdir()}
 
 
-def _format(where: Place) -> str | None:
+def newest_checkpoint(where: Place) -> Place | None:
+    """The newest whole checkpoint of a run, of either engine; None where there is none."""
+    for name in reversed(_steps(where)):
+        if native_manifest.fault_at(where.below(name)) is None or ("/" in name and _is_done(where.below(name))):
+            return where.below(name)
+    return None
+
+
+def _steps(where: Place) -> list[str]:
+    lines = Lines(where.files(), lambda name: read_text(where, name))
+    return [name for _, name in lines.steps(lines.parts(lines.newest))]
+
+
+def _whole_model(source: NativeSource) -> NativeSource:
+    if source.manifest.adapter is not None:
+        raise CheckpointError(
+            f"{source.where} holds a LoRA adapter, not a model; write it as peft's with "
+            f"`smtrain convert {source.where} TARGET --to peft`, or a model with "
+            f"`smtrain convert BASE TARGET --to hf --merge-adapter {source.where}`."
+        )
+    return source
+
+
+def format_of(where: Place) -> str | None:
+    """The format that a manifest.json of ours names; None where there is none."""
     if native_manifest.NAME not in where.files():
         return None
     try:

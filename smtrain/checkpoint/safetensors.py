@@ -17,6 +17,13 @@ from smtrain.errors import CheckpointError
 _HEADER_LIMIT = 100_000_000
 
 
+def metadata(where: Place, file: str) -> dict[str, str]:
+    """The strings that a file's header has beside its tensors; it has been read by `slabs`, and is whole."""
+    length = int.from_bytes(where.read(file, 0, 8), "little")
+    held = json.loads(bytes(where.read(file, 8, 8 + length))).get("__metadata__")
+    return {k: v for k, v in held.items() if isinstance(v, str)} if isinstance(held, dict) else {}
+
+
 def slabs(where: Place, file: str) -> dict[str, Slab]:
     """Name -> where it lies. Raises CheckpointError where the file is cut short, or its header is none."""
 
@@ -68,9 +75,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def container(file: str, tensors: dict[str, Tensor]) -> Container:
-    """A file of these tensors in this order, but the widest types first so that every tensor is aligned."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def container(file: str, tensors: dict[str, Tensor], told: dict[str, str] | None = None) -> Container:
+    """A file of these tensors in this order, but the widest types first so that every tensor is aligned.
+
+    `told` are strings that its header has beside them.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(told or {})}}
     at = 0
     spans = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):

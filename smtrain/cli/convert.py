@@ -21,6 +21,7 @@ FLAGS = {
     "vocab_divisor": "--make-vocab-size-divisible-by",
     "max_shard_size": "--max-shard-size",
     "config": "--config",
+    "merge_adapter": "--merge-adapter",
     "source": "SRC",
     "target": "DST",
     "parallel.tp": "--tp",
@@ -33,7 +34,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or s3:// URI; its kind is read from it.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
-    to: Annotated[str, typer.Option(help="Kind of checkpoint to write: nxd, hf, native or megatron.")],
+    to: Annotated[str, typer.Option(help="Kind to write: nxd, hf, native or megatron; of LoRA checkpoints, peft.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     cuts: Annotated[Optional[str], typer.Option(help="Last layer of every stage except the last, e.g. 3,7,11.")] = None,  # noqa: UP045
@@ -71,6 +72,10 @@ def convert(
         typer.Option("--make-vocab-size-divisible-by", min=1, help="megatron: pad the vocabulary to it times tp."),
     ] = 128,
     config: Annotated[Optional[str], typer.Option(help="Folder of config.json, where the source has none.")] = None,  # noqa: UP045
+    merge_adapter: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="LoRA adapter to add to the weights: peft's folder, or a run's checkpoints."),
+    ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Convert weights; run it again after an interruption and it goes on where it was."""
@@ -79,7 +84,7 @@ def convert(
     typed(FLAGS)
     places = _numbers("--cuts", cuts, "layer numbers with commas between, e.g. 3,7,11")
     stages = _numbers("--layers-per-stage", layers_per_stage, "numbers of layers with commas between, e.g. 16,15,17")
-    smtrain.convert(
+    changed = smtrain.convert(
         source,
         target,
         to=to,  # type: ignore[arg-type]  # checked there
@@ -99,8 +104,11 @@ def convert(
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
         config=config,
+        merge_adapter=merge_adapter,
         overwrite=overwrite,
     )
+    if changed:
+        say(f"the adapter changed {changed.tensors} tensors, by {changed.largest:.3g} at most")
     say(f"{target} is complete")
 
 

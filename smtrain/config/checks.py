@@ -89,6 +89,15 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     for i, beta in enumerate(train.betas):
         if not 0 <= beta < 1:
             yield {"train.betas"}, f"train.betas: number {i + 1} is {beta}; it must be at least 0 and below 1"
+    if train.adapter and config.model.init == "scratch":
+        yield (
+            {"train.adapter", "model.init"},
+            "train.adapter: adapts trained weights, and model.init: scratch has none; leave one of the two out",
+        )
+    if train.adapter and train.adapter.targets == ():
+        yield {"train.adapter.targets"}, "train.adapter.targets: names no layer; leave it out for all linear layers"
+    if config.export.merge and not train.adapter:
+        yield {"export.merge", "train.adapter"}, "export.merge: has no effect unless train.adapter is set"
     yield from data_faults(config)
     yield from place_faults(config)
     if bool(config.network.subnets) != bool(config.network.security_group_ids):
@@ -248,6 +257,14 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that, or raise "
             "max_position_embeddings (and the rope settings) in its config.json if it is to learn longer ones",
         )
+    if config.train.adapter and (targets := config.train.adapter.targets):
+        from smtrain.errors import ConfigError
+        from smtrain.model.lora import targets_of
+
+        try:
+            targets_of(shape, targets)
+        except ConfigError as error:
+            yield {"model.path", "train.adapter.targets"}, error.faults[0]
     for fault in shape.mesh_faults(tp, pp):
         yield keys, fault
     if shape.vocab % tp:

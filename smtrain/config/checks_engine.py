@@ -22,6 +22,12 @@ def machine_fault(config: JobConfig) -> str | None:
 def engine_faults(config: JobConfig) -> Iterator[Fault]:
     """What only one of the engines can do."""
     parallel, train, checkpoint = config.parallel, config.train, config.checkpoint
+    if train.adapter and train.engine == "nxd":
+        yield (
+            {"train.adapter", "train.engine"},
+            "train.adapter: engine nxd, which ml.trn1 needs, trains no adapters; leave it out, or set train.engine: "
+            "native and take machines that run it (ml.trn2, GPUs)",
+        )
     if fault := machine_fault(config):
         yield {"train.engine", "compute.instance_type", "target"}, fault
     if train.engine == "native":

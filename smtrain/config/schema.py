@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from smtrain.config.data import Data
 from smtrain.config.section import Section
@@ -24,6 +24,12 @@ TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compi
 def _chosen(schema: dict[str, Any]) -> None:
     """The default of a field that loading chooses, by the machines, is not a fixed value."""
     schema.pop("default", None)
+
+
+def _or_one(schema: dict[str, Any]) -> None:
+    """A list of names may be one name."""
+    names = {key: schema.pop(key) for key in ("type", "items")}
+    schema["anyOf"] = [names, {"type": "string"}]
 
 
 class Secret(Section):
@@ -74,6 +80,29 @@ class Parallel(Section):
     """Engine nxd: how many stages each pipeline rank holds (interleaved schedule)."""
 
 
+class Adapter(Section):
+    """LoRA: the model's weights stay as they are, and two small matrices beside each linear layer are trained."""
+
+    type: Literal["lora"] = "lora"
+    """The kind of adapter: lora."""
+    rank: int = Field(16, ge=1, le=65536)
+    """Rank of the two matrices (peft's r): more can learn more, and takes more memory."""
+    alpha: float = Field(32.0, gt=0)
+    """What the adapters add is multiplied by alpha / rank (peft's lora_alpha)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of an adapter's input that is dropped in training (peft's lora_dropout)."""
+    targets: tuple[str, ...] = Field(("all-linear",), json_schema_extra=_or_one)
+    """Which linear layers, by the last part of their names, such as [q_proj, v_proj]; `all-linear`: all in the decoder
+    layers (peft's target_modules)."""
+    rslora: bool = False
+    """Multiply by alpha / sqrt(rank) instead, for high ranks (peft's use_rslora)."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
 class Train(Section):
     """The training run itself."""
 
@@ -82,6 +111,8 @@ class Train(Section):
     nxd on ml.trn1 and native on ml.trn2, on CPUs and on this machine."""
     objective: Literal["pretrain", "sft"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
+    adapter: Adapter | None = None
+    """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
     steps: int = Field(1000, ge=0, le=10**9)
     """Optimizer steps of the whole run; one that resumes goes on up to this number."""
     global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
@@ -102,8 +133,8 @@ class Train(Section):
     """AdamW's decay rates of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay; norms and biases are exempt."""
+    weight_decay: float = Field(0.1, ge=0, json_schema_extra=_chosen)
+    """Decoupled weight decay; norms and biases are exempt. Default: 0.1, or 0 with train.adapter."""
     grad_clip: float = Field(1.0, gt=0)
     """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
     seed: int = Field(0, ge=0, lt=2**63)
@@ -205,6 +236,13 @@ class Output(Section):
     """ID or ARN of the KMS key of the instances' disks; no effect on types with NVMe disks. Default: kms_key."""
 
 
+class Export(Section):
+    """What the export stage writes of an adapter."""
+
+    merge: bool = False
+    """With train.adapter: write the model with the adapter merged into its weights, instead of the adapter alone."""
+
+
 class Generate(Section):
     """What the generate stage asks the exported model."""
 
@@ -256,6 +294,8 @@ class JobConfig(Section):
     """Where training state is kept, and what a resume reads."""
     output: Output = Output()
     """Where results go."""
+    export: Export = Export()
+    """What the export stage writes."""
     generate: Generate = Generate()
     """What the generate stage asks the exported model."""
     network: Network = Network()
@@ -325,6 +365,10 @@ class JobConfig(Section):
             for key, default in (("verify", "full"), ("step", None)):
                 if kept["checkpoint"][key] == default:
                     del kept["checkpoint"][key]
+        if "train" in kept and kept["train"].get("adapter", 0) is None:
+            del kept["train"]["adapter"]
+        if stage in ("export", "generate") and self.train.adapter and self.export.merge:
+            kept["export"] = full["export"]
         if stage in ("compile", "train"):
             kept["parallel"]["dp"] = self.dp
             kept["compute"] = {

@@ -84,6 +84,8 @@ class Engine(Protocol):
     """Asked on rank 0 before each manifest; raises `SmtrainError` where the job may not write checkpoints any more."""
     parameters: int
     """How many numbers the whole model has."""
+    trained: int
+    """How many numbers the optimizer updates: those of the model, or of its adapters."""
     steps_ahead: int
     """How many more steps to begin before a step's numbers are read, so that the device never waits for the host."""
 

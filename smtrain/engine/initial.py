@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from smtrain.model.families import ModelShape
+from smtrain.model.lora import AdapterShape, B
 
 # Families whose embedding transformers builds with a padding row.
 _PADDED = ("llama", "qwen2", "qwen3", "mistral")
@@ -41,11 +42,32 @@ class RandomWeights:
         shape = self.shape(name)
         if len(shape) == 1:
             return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
-        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        generator = _generator(self._seed, name)
         deviation = self._config.get("initializer_range", 0.02)
         whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
         padding = self._config.get("pad_token_id")
         if name == self._shape.embed_name and padding is not None and self._shape.family in _PADDED:
             whole[padding] = 0.0
         return whole
+
+
+class RandomFactors:
+    """The factors of a new adapter as peft draws them: A uniform within 1 / sqrt(in), B zero, so it changes nothing."""
+
+    def __init__(self, shape: AdapterShape, seed: int) -> None:
+        self._specs, self._seed = {spec.name: spec for spec in shape.specs}, seed
+
+    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The whole factor, or its rows/columns `start:stop` along `dim`."""
+        shape = self._specs[name].shape
+        whole = torch.zeros(shape)
+        if not name.endswith(B):
+            bound = shape[1] ** -0.5
+            whole.uniform_(-bound, bound, generator=_generator(self._seed, name))
+        return whole if dim is None else whole.narrow(dim, start, (stop or shape[dim]) - start)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    """One for each parameter."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

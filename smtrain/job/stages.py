@@ -170,7 +170,9 @@ class Chain:
             return {"data": data, "model": model} | ({"shards": shards} if shards else {})
         if stage == "export":
             return {"checkpoint": checkpoint_uri(self.config), "model": model}
-        return {"model": self._needs("generate", "export")}
+        exported = {"model": self._needs("generate", "export")}
+        adapter = self.config.train.adapter and not self.config.export.merge
+        return exported | ({"base": model} if adapter else {})
 
     def _needs(self, stage: Stage, other: Stage) -> str:
         found = self.output(other)

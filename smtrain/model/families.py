@@ -27,6 +27,7 @@ class Role(Enum):
     COLUMN = "rows by intermediate unit"
     ROW = "columns by intermediate unit"
     HEAD_NORM = "whole on every rank, which sees its own heads only"
+    FACTOR = "whole on every rank, which sees its own part of the other factor only (LoRA)"
     WHOLE = "whole on every rank"
 
 

@@ -36,7 +36,7 @@ class Shard:
     copies: int = 1
     """How often each of its elements is held in the tensor-parallel group, this one included."""
     partial: bool = False
-    """Held whole, but each rank's gradient is its own heads' share only."""
+    """Held whole, but each rank's gradient is only its share: that of its own heads, or of its part of a linear."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Layout:
         s = self.shape
         if role is Role.WHOLE:
             return Shard(copies=self.tp)
-        if role is Role.HEAD_NORM:
+        if role in (Role.HEAD_NORM, Role.FACTOR):
             return Shard(copies=self.tp, partial=self.tp > 1)
         if role is Role.VOCAB:
             size = -(-s.vocab // self.tp)

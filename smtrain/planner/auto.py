@@ -22,11 +22,14 @@ _Some = TypeVar("_Some", bound=Section)
 
 
 def with_engine(config: JobConfig) -> JobConfig:
-    """The config with the engine of its machines, where it names none: on this machine that is native.
+    """The config with the engine of its machines, where it names none: on this machine that is native; and with no
+    weight decay of adapters, where it names none.
 
     Values that are chosen count as not given, so that a config which is loaded again, for other machines or for
     another target, chooses anew.
     """
+    if config.train.adapter and "weight_decay" not in config.train.model_fields_set:
+        config = _with(config, train={"weight_decay": 0.0})
     if "engine" in config.train.model_fields_set:
         return config
     engine = "native" if config.target == "local" else engine_of(config.compute.instance_type)

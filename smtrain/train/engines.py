@@ -11,6 +11,8 @@ from typing import Any
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, OptimizerOptions, ParallelOptions
+from smtrain.model.families import ModelShape
+from smtrain.model.lora import Lora, targets_of
 from smtrain.train.trace import tracing
 
 Gather = Callable[[Any], list[Any]]
@@ -68,6 +70,15 @@ def join(config: JobConfig) -> tuple[Gather, Records]:
     return gather, Records(manifest.NAME, manifest.fault, manifest.state, files, read_by)
 
 
+def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
+    """What the config adapts of a model. Raises `ConfigError` where it has no such layers."""
+    asked = config.train.adapter
+    if asked is None:
+        return None
+    targets = targets_of(ModelShape.from_config(described), asked.targets)
+    return Lora(asked.rank, asked.alpha, asked.dropout, targets, asked.rslora)
+
+
 def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | None) -> Engine:
     """The engine with its values; `described` is the model's config.json."""
     options, parallel = config.train, config.parallel
@@ -89,4 +100,4 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
         return NxdEngine(described, mesh, adamw, weights, options.seed, each, saving)
     from smtrain.engine.native import NativeEngine
 
-    return NativeEngine(described, mesh, adamw, weights, options.seed)
+    return NativeEngine(described, mesh, adamw, weights, options.seed, lora_of(config, described))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
+from smtrain.checkpoint.digest import weights_digest
 from smtrain.checkpoint.sources import WeightSource
 
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
-_COLUMNS = 4096  # of a row that is looked at
 # What changes no number of a step, or is written otherwise by each version of transformers.
 _FREE = {
     "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path", "architectures", "use_cache",
@@ -24,28 +20,11 @@ _FREE = {
 def identity(described: Mapping[str, Any], weights: WeightSource | None, init: str) -> dict[str, Any]:
     """What a checkpoint remembers of the model: config.json's keys that matter, and a digest of the base weights.
 
-    The digest takes two rows of the first and of the last parameter of each kind, under their Hugging Face names, so
-    that it is the same for every cut of the same weights and costs a few dozen reads. None where there are none.
+    None where there are no weights.
     """
     digest = "scratch" if init == "scratch" else None if weights is None else weights_digest(weights)
     kept = {key: value for key, value in described.items() if key not in _FREE and value is not None}
     return {"config": {"model_type": described.get("model_type"), **kept}, "weights": digest}
-
-
-def weights_digest(source: WeightSource) -> str:
-    """sha256 over names, shapes, types and sampled numbers. Raises `CheckpointError` as the source does."""
-
-    def sample(name: str) -> bytes:
-        shape = source.shape(name)
-        rest = [(0, min(n, _COLUMNS)) for n in shape[1:]]
-        parts = [b"".join(source.bits(name, [(at, at + 1), *rest]).tobytes() for at in sorted({0, shape[0] // 2}))]
-        return b"\0".join([name.encode(), str(shape).encode(), str(source.dtype(name)).encode(), *parts])
-
-    digest = hashlib.sha256()
-    with ThreadPoolExecutor(8) as pool:  # a channel that streams from S3 answers late, not slowly
-        for part in pool.map(sample, _sampled(source.names())):
-            digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
@@ -60,16 +39,6 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
             return f"model.init was {'scratch' if there['weights'] == 'scratch' else 'weights'} there"
         return "the base weights are others"
     return None
-
-
-def _sampled(names: list[str]) -> Iterator[str]:
-    """The first and the last layer's parameter of each kind, and those of no layer."""
-    kinds: dict[str, list[tuple[int, str]]] = {}
-    for name in names:
-        found = _LAYER.search(name)
-        kinds.setdefault(_LAYER.sub(".layers.N.", name), []).append((int(found[1]) if found else 0, name))
-    for kind in sorted(kinds):
-        yield from sorted({min(kinds[kind])[1], max(kinds[kind])[1]})
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,14 +54,15 @@ def start(config: JobConfig, container: Container) -> None:
             "set it to true to go on, or give the run another name to begin anew"
         )
     resume = Resume(choice, records, gather, config)
-    weights = _weights(config, container, needed=not choice.saved)
+    adapted = options.adapter is not None  # its base is read at every start
+    weights = _weights(config, container, needed=adapted or not choice.saved)
     here = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
         Position(config, manifest, here).refuse_another(saved.name, saved.state)
-    watch = watch_of(config, gather) if weights is not None and not choice.saved else None
+    watch = watch_of(config, gather) if weights is not None and (adapted or not choice.saved) else None
     if weights is not None and watch is not None:
         weights.watch(watch)
-    engine = build(config, described, None if choice.saved else weights)
+    engine = build(config, described, weights if adapted or not choice.saved else None)
     refuse_damaged(watch, gather)
     vocabulary = ModelShape.from_config(described).vocab
     loader = _loader(config, data, engine, vocabulary, container.checkpoint_dir / firstread.KEPT)
@@ -78,7 +79,7 @@ def start(config: JobConfig, container: Container) -> None:
         destination.line, engine.allowed = line, destination.allowed
         line.record()
     if engine.rank == 0:
-        _announce(config, engine.parameters, name)
+        _announce(config, engine, name)
         for told in changes(state, step, config):
             print(told, flush=True)
         if good and step >= options.steps:
@@ -161,10 +162,12 @@ def _validator(
     return Validator(engine, held_out, asked, options.steps, accuracy=sft, before=before, answers=answers)
 
 
-def _announce(config: JobConfig, parameters: int, resumed_from: str | None) -> None:
+def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:
     origin = f"checkpoint {resumed_from}" if resumed_from else config.model.init
+    adapted = f" of which {engine.trained / 1e6:.3g} M in LoRA adapters are trained," if config.train.adapter else ""
     print(
-        f"{parameters / 1e6:.1f} M parameters, tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp}, "
+        f"{engine.parameters / 1e6:.1f} M parameters,{adapted} "
+        f"tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp}, "
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
         f"{config.train.precision}, from {origin}",
         flush=True,

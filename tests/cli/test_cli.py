@@ -76,7 +76,7 @@ SURFACE = {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
         *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),
         "--make-vocab-size-divisible-by",
-        *("--dtype", "--max-shard-size", "--config", "--overwrite"),
+        *("--dtype", "--max-shard-size", "--config", "--merge-adapter", "--overwrite"),
     },
     "checkpoint": {"inspect", "diff", "verify"},
     "data": {"prepare", "merge", "split", "inspect", "export", "import"},

@@ -212,6 +212,9 @@ def of_checkpoints() -> Iterator[Use]:
         ["--to", "megatron", "--tp", "3"], ["--to", "megatron", "--pp", "99"], ["--to", "megatron", "--spec", "x"],
         ["--to", "megatron", "--layers-per-stage", "a"], ["--to", "megatron", "--pp", "2", "--layers-per-stage", "1"],
         ["--to", "megatron", "--vpp", "99"], ["--to", "megatron", "--first-stage-layers", "99"],
+        ["--to", "peft"],
+        ["--to", "hf", "--merge-adapter", "nowhere"], ["--to", "hf", "--merge-adapter", ""],
+        ["--to", "hf", "--merge-adapter", "model"], ["--to", "peft", "--merge-adapter", "model"],
     ):  # fmt: skip
         yield Use(("convert", "model", "to", *more))
     for target in ("", "model", "model/below", "run.yaml", "run.yaml/below"):

@@ -14,7 +14,7 @@ from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.contract.lineage import Line
 from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
-from smtrain.engine.initial import RandomWeights
+from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm, persist
 from smtrain.engine.native.comm import Mesh, local_rank
 from smtrain.engine.native.pipeline import MicroBatch, Pipeline
@@ -24,14 +24,16 @@ from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
 from smtrain.model.labels import IGNORED
 from smtrain.model.layout import Layout
+from smtrain.model.lora import AdapterShape, Lora
 
 
 class NativeEngine:
     """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `init_distributed` joined.
 
     `config` is the model's config.json, `weights` where its values come from, None a random start from `seed` that is
-    the same on every mesh. Raises `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on
-    every rank if the weights do not fit.
+    the same on every mesh. With `lora` those are frozen, and adapters are trained that begin as `seed` says and change
+    nothing; checkpoints hold the adapters alone. Raises `ConfigError` if the mesh does not fit the job or the model,
+    `CheckpointError` on every rank if the weights do not fit.
     """
 
     steps_ahead = 0
@@ -43,6 +45,7 @@ class NativeEngine:
         optimizer: OptimizerOptions,
         weights: WeightSource | None,
         seed: int,
+        lora: Lora | None = None,
     ) -> None:
         self.device = comm.current_device()
         self.config, self.options = config, options
@@ -53,11 +56,16 @@ class NativeEngine:
         self.rank, self.world_size = self.mesh.rank, self.mesh.world_size
         self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
         self.parameters = self.shape.parameters()
-        self.stage = Stage(config, self.layout, self.mesh, options)
+        self.lora = lora
+        self.trained = self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
+        self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
         self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
         fault = None
         try:
-            self.stage.load(weights or RandomWeights(config, self.shape, seed), self.optimizer.take)
+            keep = self.optimizer.take if lora is None else _keep_nothing
+            self.stage.load(weights or RandomWeights(config, self.shape, seed), keep)
+            if lora is not None:
+                self.stage.load_adapters(RandomFactors(AdapterShape.of(self.shape, lora), seed))
         except CheckpointError as error:
             fault = str(error)
         self.mesh.agree(fault, "the weights cannot be loaded")
@@ -154,7 +162,9 @@ class NativeEngine:
         size = self.options.micro_batch_size
         inputs, targets = (torch.split(b.to(self.device), size) for b in (input_ids, labels))
         within = [None] * len(inputs) if segments is None else torch.split(segments.to(self.device), size)
-        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, strict=True)]
+        first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
+        places = [(self.optimizer.steps, sample) for sample in first]
+        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, strict=True)]
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]
@@ -177,3 +187,7 @@ class NativeEngine:
         dist.all_reduce(total, group=self.mesh.dp_group)
         dist.all_reduce(total, group=self.mesh.pp_group)
         return float(total) / tokens
+
+
+def _keep_nothing(name: str, values: torch.Tensor) -> None:
+    """What rounding took from a frozen parameter is nobody's business."""

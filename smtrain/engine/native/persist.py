@@ -21,6 +21,7 @@ from smtrain.checkpoint.verifying import sha256_of
 from smtrain.engine.native.comm import Mesh, local_rank
 from smtrain.errors import CheckpointError, SmtrainError
 from smtrain.model.families import ModelShape
+from smtrain.model.lora import another_adapter, described
 
 if TYPE_CHECKING:
     from smtrain.engine.native.engine import NativeEngine
@@ -125,6 +126,8 @@ def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
                 f"{checkpoint} holds another model than config.json describes: name the one it was trained from, or "
                 "begin anew in an empty folder"
             )
+        if told := another_adapter(reader.manifest.lora, engine.lora):
+            raise CheckpointError(f"{checkpoint} {told}")
         _fill(engine, reader)
     except CheckpointError as error:
         fault = str(error)
@@ -140,23 +143,23 @@ def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
 def _own_files(engine: NativeEngine) -> dict[str, dict[str, torch.Tensor]]:
     mesh, optimizer = engine.mesh, engine.optimizer
     state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
-    if engine.options.precision == "fp32":
+    if engine.stage.trained.flat.dtype == torch.float32:
         del state["master"]  # the model files are it
     out = {optimizer_file(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank): state}
     if mesh.dp_rank == 0:
-        out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(engine.stage.own())
+        out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(engine.stage.trained.parameters)
     return out
 
 
 def _manifest(engine: NativeEngine, step: int, state: dict[str, Any], root: str) -> Manifest:
     """All but the files."""
-    mesh, layout = engine.mesh, engine.layout
+    mesh, layout, lora = engine.mesh, engine.stage.trained.layout, engine.lora
     tables = [layout.flat_table(p) for p in range(mesh.pp)]
     return Manifest(
         step=step,
         optimizer_steps=engine.optimizer.steps,
         topology={"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp},
-        precision=engine.options.precision,
+        precision=engine.options.precision if lora is None else "fp32",
         config=engine.config,
         flat=[[list(entry) for entry in t.entries] for t in tables],
         shard=[-(-t.size // mesh.dp) for t in tables],
@@ -164,6 +167,7 @@ def _manifest(engine: NativeEngine, step: int, state: dict[str, Any], root: str)
         state=state,
         shapes={s.name: list(s.shape) for s in layout.shape.specs},
         root=root,
+        adapter=None if lora is None else described(lora),
     )
 
 
@@ -185,7 +189,7 @@ def _drop_replaced(path: Path, keep: set[str]) -> None:
 
 def _fill(engine: NativeEngine, reader: StateReader) -> None:
     """Fill this rank's part of master weights and moments."""
-    mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.layout
+    mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
     same = reader.manifest.topology == {"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp}
     for kind in KINDS:
         target = getattr(optimizer, kind)

@@ -21,6 +21,8 @@ class MicroBatch(NamedTuple):
     ids: torch.Tensor
     labels: torch.Tensor
     segments: torch.Tensor | None
+    at: tuple[int, int] | None = None
+    """The optimizer step, and the first sample's place in the global batch: what dropout depends on."""
 
 
 class Pipeline:
@@ -45,6 +47,8 @@ class Pipeline:
 
         def forward(i: int, h: torch.Tensor | None) -> torch.Tensor | None:
             x = batches[i].ids if h is None else h.requires_grad_()
+            if stage.dropout is not None:
+                stage.dropout.begin(batches[i].at)
             out = stage(x, batches[i].labels if stage.last else None, batches[i].segments)
             if stage.last:
                 losses.add_(out.detach())
@@ -78,7 +82,8 @@ class Pipeline:
         """[3]: the token losses' sum, how many labels are the likeliest token, how many there are; 0 but on the last
         stage."""
         sums = torch.zeros(3, device=self.mesh.device)
-        for ids, labels, segments in batches:
+        self._drop_nothing()
+        for ids, labels, segments, _ in batches:
             h = self.stage.hidden(self._arrive(ids), segments)
             if self.stage.last:
                 sums.add_(self.stage.judged(h, labels))
@@ -89,11 +94,16 @@ class Pipeline:
     @torch.no_grad()
     def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:
         """The final hidden states of one batch on the last stage, else None."""
+        self._drop_nothing()
         out = self.stage.hidden(self._arrive(ids), segments)
         if self.stage.last:
             return out
         self._exchange(to_after=out)
         return None
+
+    def _drop_nothing(self) -> None:
+        if self.stage.dropout is not None:
+            self.stage.dropout.begin(None)
 
     def _arrive(self, ids: torch.Tensor) -> torch.Tensor:
         h, _ = self._exchange(shape_before=self.stage.hidden_shape(ids))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,24 +21,44 @@ from transformers import AutoModelForCausalLM
 
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import ParallelOptions
-from smtrain.engine.initial import RandomWeights
+from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm
 from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import Mesh
+from smtrain.engine.native.lora import Dropout, Factors, attach
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
 from smtrain.model.hf_config import normalise
 from smtrain.model.labels import IGNORED
-from smtrain.model.layout import Layout, Shard
+from smtrain.model.layout import FlatTable, Layout, Shard
+from smtrain.model.lora import A, AdapterShape, B, Lora
 from smtrain.model.transformers_build import check_model, transformers_config
 
 log = logging.getLogger(__name__)
 
 
-class Stage(nn.Module):
-    """The layers of pipeline rank `mesh.pp_rank`, cut for tensor-parallel rank `mesh.tp_rank`, without values yet."""
+@dataclass(frozen=True)
+class Trained:
+    """What the optimizer updates of a stage: all parameters of the model, or those of its adapters."""
 
-    def __init__(self, config: dict[str, Any], layout: Layout, mesh: Mesh, options: ParallelOptions) -> None:
+    layout: Layout
+    table: FlatTable
+    flat: torch.Tensor
+    """All of them as one buffer, as long as the data-parallel ranks' equal parts of it."""
+    parameters: dict[str, nn.Parameter]
+    """By name; views of `flat`."""
+
+
+class Stage(nn.Module):
+    """The layers of pipeline rank `mesh.pp_rank`, cut for tensor-parallel rank `mesh.tp_rank`, without values yet.
+
+    With `lora` the model's own parameters are frozen, and adapters beside its linears are trained.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], layout: Layout, mesh: Mesh, options: ParallelOptions, lora: Lora | None = None,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.layout, self.mesh = layout, mesh
         self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
@@ -61,6 +82,10 @@ class Stage(nn.Module):
         self._make_parameters()
         if mesh.tp > 1:
             self._insert_collectives()
+        self.trained, self.dropout = Trained(layout, self.table, self.flat, dict(self.own())), None
+        if lora is not None:
+            self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
+            self._adapt(lora)
         self.context = AttentionContext(self.config, self.rotary, self.described.windows, self.dtype, mesh.device)
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -94,18 +119,40 @@ class Stage(nn.Module):
         self.blocks = list(base.layers.values())
 
     def _make_parameters(self) -> None:
-        """All parameters are views of one flat buffer, as long as the data-parallel ranks' equal parts of it."""
+        """All parameters are views of one flat buffer."""
         self.table = self.layout.flat_table(self.mesh.pp_rank)
-        padded = -(-self.table.size // self.mesh.dp) * self.mesh.dp
-        self.flat = torch.zeros(padded, dtype=self.dtype, device=self.mesh.device)
-        made: dict[str, nn.Parameter] = {}
-        for name, at, size in self.table.entries:
-            local = self.layout.local_shape(name, self.mesh.tp_rank)
-            made[name] = nn.Parameter(self.flat[at : at + size].view(local))
+        self.flat, made = self._flat_parameters(self.layout, self.table, self.dtype)
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
             setattr(self.model.get_submodule(module), leaf, made[name])
+
+    def _flat_parameters(
+        self, layout: Layout, table: FlatTable, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, dict[str, nn.Parameter]]:
+        padded = -(-table.size // self.mesh.dp) * self.mesh.dp
+        flat = torch.zeros(padded, dtype=dtype, device=self.mesh.device)
+        made = {
+            name: nn.Parameter(flat[at : at + size].view(layout.local_shape(name, self.mesh.tp_rank)))
+            for name, at, size in table.entries
+        }
+        return flat, made
+
+    def _adapt(self, lora: Lora) -> None:
+        """Freeze the model's parameters and put trained factors, in fp32, beside the linears that `lora` names."""
+        self.model.requires_grad_(False)
+        shape = AdapterShape.of(self.layout.shape, lora)
+        layout = Layout(shape, self.mesh.tp, self.mesh.pp)
+        table = layout.flat_table(self.mesh.pp_rank)
+        self.trained = Trained(layout, table, *self._flat_parameters(layout, table, torch.float32))
+        for name in (n for n in self.trained.parameters if n.endswith(A)):
+            module_name = name.removesuffix(A)
+            cut = layout.shard(name, self.mesh.tp_rank)
+            width = layout.spec(name).shape[1]
+            seen = ((0, width),) if cut.dim is None else cut.ranges
+            both = (self.trained.parameters[name], self.trained.parameters[module_name + B])
+            factors = Factors(module_name, *both, lora.scale, width, seen, self.dropout)
+            attach(self.model.get_submodule(module_name), factors)
 
     def _insert_collectives(self) -> None:
         layout, tp = self.layout, self.mesh.tp
@@ -162,13 +209,19 @@ class Stage(nn.Module):
                     "by config.json: take weights and config.json from the same model"
                 )
             wide = parameter if parameter.dtype == torch.float32 else torch.empty(parameter.shape)
-            self._fill(name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
+            self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
             if wide is not parameter:
                 keep(name, wide)
                 parameter.copy_(wide)
 
-    def _fill(self, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
-        shard = self.layout.shard(name, self.mesh.tp_rank)
+    @torch.no_grad()
+    def load_adapters(self, source: RandomFactors) -> None:
+        """Fill this rank's parts of the factors."""
+        for name, parameter in self.trained.parameters.items():
+            self._fill(self.trained.layout, name, parameter, lambda *cut, name=name: source.read(name, *cut))
+
+    def _fill(self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
+        shard = layout.shard(name, self.mesh.tp_rank)
         if shard.dim is None:
             parameter.copy_(read())
             return
@@ -225,7 +278,8 @@ class Stage(nn.Module):
         for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
             kwargs = {"attention_mask": masks[i], "position_ids": positions, "position_embeddings": rotary}
             if self.recompute and torch.is_grad_enabled():
-                h = checkpoint(block, h, use_reentrant=False, preserve_rng_state=False, **kwargs)
+                again = block if self.dropout is None else self.dropout.kept(block)
+                h = checkpoint(again, h, use_reentrant=False, preserve_rng_state=False, **kwargs)
             else:
                 h = block(h, **kwargs)
             h = h[0] if isinstance(h, tuple) else h  # transformers 4 gives tuples
@@ -257,7 +311,9 @@ class _RowParallel(nn.Module):
     def __init__(self, linear: nn.Linear, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.weight, self.bias, self._leave = linear.weight, linear.bias, leave
+        self.factors: Factors | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._leave(F.linear(x, self.weight))
+        y = F.linear(x, self.weight)
+        y = self._leave(y if self.factors is None else self.factors(x, y))
         return y if self.bias is None else y + self.bias

@@ -25,18 +25,18 @@ class Zero1AdamW:
 
     def __init__(self, stage: Stage, mesh: Mesh, options: OptimizerOptions) -> None:
         self.mesh, self.options, self.steps = mesh, options, 0
-        self.table, self.flat = stage.table, stage.flat
+        trained = stage.trained
+        self.table, self.flat = trained.table, trained.flat
         self.shard = len(self.flat) // mesh.dp
         self.start = mesh.dp_rank * self.shard
-        own = dict(stage.own())
         self.grad = torch.zeros(len(self.flat), dtype=torch.float32, device=mesh.device)
         self._summed_over_tp: list[torch.Tensor] = []
         self._summed_over_copies: list[torch.Tensor] = []
         self._tied: torch.Tensor | None = None
         self._weights: list[tuple[int, int, float]] = []
-        layout = stage.layout
+        layout = trained.layout
         for name, at, size in self.table.entries:
-            parameter, cut = own[name], layout.shard(name, mesh.tp_rank)
+            parameter, cut = trained.parameters[name], layout.shard(name, mesh.tp_rank)
             grad = self._gradient_view(parameter, at, size)
             weight = 1.0 / cut.copies  # each number of the model counts once in the norm
             if cut.dim is None and (cut.partial or stage.sequence_parallel):

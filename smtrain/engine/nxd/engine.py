@@ -85,7 +85,7 @@ class NxdEngine:
         self.tp_rank = parallel_state.get_tensor_model_parallel_rank()
         self.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         self.dp_rank, self.dp_size = parallel_state.get_data_parallel_rank(), options.dp
-        self.parameters = self.shape.parameters()
+        self.parameters = self.trained = self.shape.parameters()
         self.model = initialize_parallel_model(self.nxd_config, self._build)
         if options.pp == 1:
             self.model.original_module().tie()  # the library unties what it moves from `meta`, on one stage

@@ -1,0 +1,115 @@
+"""A model with an adapter merged into it, as one more source of weights: so anything can be written from it.
+
+Each window that is asked for is the base's plus the factors' product, added in fp32 and rounded once to its type.
+Nothing is held but the adapter: a merge takes the memory of a few blocks, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smtrain.checkpoint import dtypes
+from smtrain.checkpoint.adapter import Adapter
+from smtrain.checkpoint.digest import weights_digest
+from smtrain.checkpoint.dtypes import Bits, DType
+from smtrain.checkpoint.places import Bounds, Place, Tally
+from smtrain.checkpoint.sources import Read, WeightSource
+from smtrain.errors import CheckpointError
+
+_BLOCK = 1 << 20  # numbers looked at together
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What a merge did."""
+
+    tensors: int
+    """How many of the model's tensors differ from the base's."""
+    largest: float
+    """The largest difference of a number."""
+
+
+class Merged(WeightSource):
+    """The weights of `base` with `adapter` merged into them.
+
+    Raises `CheckpointError` where the adapter says that it was trained on other weights.
+    """
+
+    def __init__(self, base: WeightSource, adapter: Adapter) -> None:
+        self._base, self._adapter = base, adapter
+        self._lock = threading.Lock()
+        self._largest: dict[str, float] = {}
+        if adapter.base is not None and adapter.base != weights_digest(base):
+            raise CheckpointError(
+                f"{adapter.where} was trained on other weights than those in {base.where}; name the model that it was "
+                "trained on, in the same precision."
+            )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._base.config
+
+    def names(self) -> list[str]:
+        return self._base.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._base.shape(name)
+
+    def dtype(self, name: str) -> DType:
+        return self._base.dtype(name)
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        bits = self._base.bits(name, bounds, tally)
+        factor = self._adapter.factors.get(name)
+        if factor is None:
+            return bits
+        dtype, (rows, columns) = self._base.dtype(name), tuple(bounds)
+        before = dtypes.values(bits, dtype)
+        delta = factor.delta(rows, columns)
+        sums = before + delta  # in fp32, or wider where the base is
+        wide = dtypes.FP64 if dtype == dtypes.FP64 else dtypes.FP32
+        merged = dtypes.cast(sums.view(wide.bits), wide, dtype)
+        largest = float(np.abs(dtypes.values(merged, dtype) - before).max(initial=0.0))
+        with self._lock:
+            self._largest[name] = max(largest, self._largest.get(name, 0.0))
+        return merged
+
+    @property
+    def where(self) -> Place:
+        return self._base.where
+
+    def stamp(self) -> Any:
+        return ["merged", self._base.stamp(), self._adapter.stamp]
+
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return self._base.stored_with(name)
+
+    def seams(self, name: str) -> list[int]:
+        return self._base.seams(name)
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        self._base.check(name, tally)
+
+    def watch(self, read: Read) -> None:
+        self._base.watch(read)
+
+    def changed(self) -> Changed:
+        """How far the merged weights are from the base's; tensors that were not read in this process are read now.
+
+        Raises `CheckpointError` where no number differs: a merge that changes nothing is a mistake.
+        """
+        for name in sorted(self._adapter.factors.keys() - self._largest.keys()):  # written before an interruption
+            rows, columns = self.shape(name)
+            for start in range(0, rows, step := max(1, _BLOCK // columns)):
+                self.bits(name, [(start, min(start + step, rows)), (0, columns)])
+        found = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
+        if not found.tensors:
+            raise CheckpointError(
+                f"{self._adapter.where} changes no number of {self._base.where}: its factors are zero, or too small "
+                "for the type of the weights; train longer."
+            )
+        return found

@@ -1,0 +1,76 @@
+"""An adapter as peft writes it: adapter_config.json and adapter_model.safetensors, for peft and vLLM to load."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from smtrain.checkpoint import safetensors
+from smtrain.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
+from smtrain.checkpoint.hf import companions_of
+from smtrain.checkpoint.native import NativeSource
+from smtrain.checkpoint.places import place
+from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.produce import produce
+from smtrain.checkpoint.writing import Job, Tensor, Write
+from smtrain.errors import CheckpointError
+from smtrain.model.layout import Layout
+from smtrain.model.lora import Lora
+
+_HUB = re.compile(r"hf://([^@]+)(?:@(.+))?")
+
+
+def write_peft(
+    source: NativeSource,
+    target: Path | str,
+    base: str | None,
+    companions: Path | str | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Write the adapter of a checkpoint into a folder, which appears whole.
+
+    `base` is the model that it was trained on, as its user names it, and `companions` a folder whose tokenizer and
+    licence go along. Raises `CheckpointError` where the checkpoint is of no adapter or the target cannot be written.
+    """
+    manifest = source.manifest
+    lora = manifest.lora
+    if lora is None:
+        raise CheckpointError(f"{source.where} holds a whole model, and no adapter; write it with --to hf.")
+    layout = Layout(manifest.shape)
+    names = {f"{PREFIX}{spec.name}": spec.name for spec in layout.shape.specs}
+    tensors = {told: Tensor(source.dtype(name), source.shape(name)) for told, name in names.items()}
+    container = safetensors.container(WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None)
+    ordered = sorted(names, key=container.offsets.__getitem__)
+    jobs: list[Job] = [(Write(told, (names[told],), (container,)),) for told in ordered]
+    extras = {} if companions is None else companions_of(place(companions))
+    extras.pop("generation_config.json", None)
+    extras[CONFIG] = (json.dumps(peft_config(lora, base), indent=2) + "\n").encode()
+    produce(source, target, Plan(layout, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)), overwrite)
+
+
+def peft_config(lora: Lora, base: str | None) -> dict[str, Any]:
+    """adapter_config.json: the keys that every version of peft knows."""
+    hub = _HUB.fullmatch(base or "")
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": hub[1] if hub else base,
+        "revision": hub[2] if hub else None,
+        "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": sorted(lora.targets),
+        "use_rslora": lora.rslora,
+        "use_dora": False,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }

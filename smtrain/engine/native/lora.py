@@ -1,0 +1,96 @@
+"""The adapters of a stage: what a linear's factors add to its output, under tensor parallelism and with dropout.
+
+A linear whose rows are cut sees the whole input, and so does its A, which every rank holds; B is cut like the linear.
+Of one whose columns are cut, A is cut likewise, and B, which every rank holds, is applied to this rank's part of the
+sum: the linear's own reduction adds the parts up. Either way a rank's gradient of the factor that all hold is its share
+of the whole one, with and without sequence parallelism, and the optimizer sums it over the tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class _Summed(Protocol):
+    """A linear whose columns are cut; its product is to be changed before it is summed."""
+
+    factors: Factors | None
+
+
+class Factors:
+    """A and B of one linear, or this rank's parts of them. Not a module: the model's own names stay as they are."""
+
+    def __init__(
+        self, name: str, a: nn.Parameter, b: nn.Parameter, scale: float, width: int,
+        seen: tuple[tuple[int, int], ...], dropout: Dropout | None,
+    ) -> None:  # fmt: skip
+        """`seen` are the (start, stop) of the linear's input, `width` numbers, that this rank sees."""
+        self._name, self._a, self._b, self._scale = name, a, b, scale
+        self._width, self._seen, self._dropout = width, seen, dropout
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """`y`, the linear's product with `x` [B, S, in], and what the factors add to it.
+
+        They are kept in fp32 and multiplied in the type of the activations, as autocast does.
+        """
+        if self._dropout is not None:
+            x = self._dropout(self._name, x, self._width, self._seen)
+        return y + F.linear(F.linear(x, self._a.to(x.dtype)), self._b.to(x.dtype)) * self._scale
+
+
+def attach(linear: Any, factors: Factors) -> None:
+    """Have a linear add what its factors do: one of torch's, or one whose products are summed over the ranks."""
+    if isinstance(linear, nn.Linear):
+        linear.register_forward_hook(lambda _, args, y: factors(args[0], y))
+    else:
+        summed: _Summed = linear
+        summed.factors = factors
+
+
+class Dropout:
+    """Dropout whose masks follow from seed, step, sample and linear alone.
+
+    So they are the same on every mesh, when a layer is computed again, and after a resume, without any state.
+    """
+
+    def __init__(self, probability: float, seed: int) -> None:
+        self._probability, self._seed = probability, seed
+        self._at: tuple[int, int] | None = None
+
+    def begin(self, at: tuple[int, int] | None) -> None:
+        """What follows is of optimizer step `at[0]`, its samples from `at[1]` on; None: nothing is dropped."""
+        self._at = at
+
+    def kept(self, block: Callable[..., Any]) -> Callable[..., Any]:
+        """`block` that draws again, whenever it is called, what it draws now."""
+        at = self._at
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            before, self._at = self._at, at
+            try:
+                return block(*args, **kwargs)
+            finally:
+                self._at = before
+
+        return again
+
+    def __call__(self, name: str, x: torch.Tensor, width: int, seen: tuple[tuple[int, int], ...]) -> torch.Tensor:
+        """`x` [B, S, in] with some numbers 0 and the others enlarged; `seen` is where they lie in the whole input."""
+        if self._at is None:
+            return x
+        step, first = self._at
+        keep = 1.0 - self._probability
+        generator = torch.Generator(x.device)
+        rows = []
+        for sample in range(first, first + x.shape[0]):
+            digest = hashlib.sha256(f"{self._seed} {step} {sample} {name}".encode()).digest()
+            generator.manual_seed(int.from_bytes(digest[:7], "big"))
+            drawn = torch.rand(x.shape[1], width, generator=generator, device=x.device) < keep
+            rows.append(torch.cat([drawn[:, start:stop] for start, stop in seen], 1))
+        return x * torch.stack(rows) / keep
