@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from smtrain.config import load_config
 from smtrain.errors import ConfigError
+from smtrain.planner.resolve import load_config
 
 
 def faults(raw: dict[str, Any], adapter: Any, **sections: Any) -> list[str]:
