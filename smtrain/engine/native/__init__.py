@@ -2,6 +2,8 @@
 
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
+parameters  the flat buffer that the optimizer updates, linears whose columns are cut
+lora       the adapters of a stage
 pipeline   1F1B over the stages
 zero1      AdamW whose state is split over the data-parallel ranks
 engine     the three together: step, evaluate, logits

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,27 +25,16 @@ from smtrain.engine.native import comm
 from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import Mesh
 from smtrain.engine.native.lora import Dropout, Factors, attach
+from smtrain.engine.native.parameters import RowParallel, Trained, flat_parameters
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
 from smtrain.model.hf_config import normalise
 from smtrain.model.labels import IGNORED
-from smtrain.model.layout import FlatTable, Layout, Shard
+from smtrain.model.layout import Layout, Shard
 from smtrain.model.lora import A, AdapterShape, B, Lora
 from smtrain.model.transformers_build import check_model, transformers_config
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What the optimizer updates of a stage: all parameters of the model, or those of its adapters."""
-
-    layout: Layout
-    table: FlatTable
-    flat: torch.Tensor
-    """All of them as one buffer, as long as the data-parallel ranks' equal parts of it."""
-    parameters: dict[str, nn.Parameter]
-    """By name; views of `flat`."""
 
 
 class Stage(nn.Module):
@@ -121,22 +109,11 @@ class Stage(nn.Module):
     def _make_parameters(self) -> None:
         """All parameters are views of one flat buffer."""
         self.table = self.layout.flat_table(self.mesh.pp_rank)
-        self.flat, made = self._flat_parameters(self.layout, self.table, self.dtype)
+        self.flat, made = flat_parameters(self.layout, self.table, self.mesh, self.dtype)
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
             setattr(self.model.get_submodule(module), leaf, made[name])
-
-    def _flat_parameters(
-        self, layout: Layout, table: FlatTable, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, dict[str, nn.Parameter]]:
-        padded = -(-table.size // self.mesh.dp) * self.mesh.dp
-        flat = torch.zeros(padded, dtype=dtype, device=self.mesh.device)
-        made = {
-            name: nn.Parameter(flat[at : at + size].view(layout.local_shape(name, self.mesh.tp_rank)))
-            for name, at, size in table.entries
-        }
-        return flat, made
 
     def _adapt(self, lora: Lora) -> None:
         """Freeze the model's parameters and put trained factors, in fp32, beside the linears that `lora` names."""
@@ -144,7 +121,7 @@ class Stage(nn.Module):
         shape = AdapterShape.of(self.layout.shape, lora)
         layout = Layout(shape, self.mesh.tp, self.mesh.pp)
         table = layout.flat_table(self.mesh.pp_rank)
-        self.trained = Trained(layout, table, *self._flat_parameters(layout, table, torch.float32))
+        self.trained = Trained(layout, table, *flat_parameters(layout, table, self.mesh, torch.float32))
         for name in (n for n in self.trained.parameters if n.endswith(A)):
             module_name = name.removesuffix(A)
             cut = layout.shard(name, self.mesh.tp_rank)
@@ -172,7 +149,7 @@ class Stage(nn.Module):
         for name, module in list(self.model.named_modules()):
             if isinstance(module, nn.Linear) and self._shard_of(f"{name}.weight").dim == 1:
                 parent, _, leaf = name.rpartition(".")
-                setattr(self.model.get_submodule(parent), leaf, _RowParallel(module, self._leave))
+                setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave))
 
     def _shard_of(self, module_name: str) -> Shard:
         return self.layout.shard(self.layout.shape.file_name(module_name), self.mesh.tp_rank)
@@ -303,17 +280,3 @@ class Stage(nn.Module):
             padding = padding - start if 0 <= padding - start < rows else None
         found = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
         return self._leave(found * here[..., None].to(found.dtype))
-
-
-class _RowParallel(nn.Module):
-    """A linear whose columns are cut: the ranks' products are summed, then the bias is added once."""
-
-    def __init__(self, linear: nn.Linear, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.weight, self.bias, self._leave = linear.weight, linear.bias, leave
-        self.factors: Factors | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.linear(x, self.weight)
-        y = self._leave(y if self.factors is None else self.factors(x, y))
-        return y if self.bias is None else y + self.bias
