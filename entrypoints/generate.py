@@ -12,7 +12,7 @@ from smtrain.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.model.generate import generate
+    from smtrain.generation.stage import generate
 
     asked, folder = config.generate, container.channel("model")
     if container.has_channel("base"):  # the export is an adapter

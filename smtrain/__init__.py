@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from smtrain.preflight import Finding, Report, check
     from smtrain.submission.api import Run, launch, request, run
     from smtrain.submission.estimator import estimator
+    from smtrain.talk.api import Chat, chat
+    from smtrain.talk.batch import generate
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Chat": "smtrain.talk.api",
+    "chat": "smtrain.talk.api",
+    "generate": "smtrain.talk.batch",
     "convert": "smtrain.checkpoint.convert",
     "JobConfig": "smtrain.config",
     "load_config": "smtrain.planner.resolve",
@@ -51,6 +56,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Chat",
     "CheckpointError",
     "Comparison",
     "ConfigError",
@@ -64,10 +70,12 @@ __all__ = [
     "Report",
     "Run",
     "SmtrainError",
+    "chat",
     "check",
     "compare",
     "convert",
     "estimator",
+    "generate",
     "launch",
     "load_config",
     "plan",

@@ -16,9 +16,10 @@ MODULES = {
         "jinja2", "tensorboard",
     ),
     "convert": ("numpy", "zlib_ng"),
+    "lora": ("peft",),
     "hub": ("datasets",),
     "s3": ("s3fs", "fsspec"),
-    "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel"),
+    "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel", "ipywidgets"),
     "aws": ("sagemaker",),
 }  # fmt: skip
 

@@ -24,6 +24,8 @@ COMMANDS = {
     "logs": ("smtrain.cli.logs", "Print what a job's hosts wrote; --follow goes on until it ends."),
     "stop": ("smtrain.cli.stop", "Ask a job to save and stop."),
     "download": ("smtrain.cli.download", "Copy what a job produced into a folder."),
+    "chat": ("smtrain.cli.chat", "Talk to a model on this machine, alone or beside another one."),
+    "generate": ("smtrain.cli.generate", "Let a model continue or answer prompts from files, to a file or the screen."),
     "convert": ("smtrain.cli.convert", "Convert weights of any kind to NxD shards, a Hugging Face folder or our own."),
     "checkpoint": ("smtrain.cli.checkpoint", "`inspect`, `diff` or `verify` checkpoints of any kind."),
     "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),

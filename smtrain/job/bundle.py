@@ -18,6 +18,7 @@ PARTS = (
     "edge.py",
     "errors.py",
     "extras.py",
+    "machine.py",
     "text.py",
     "contract",
     "config",
@@ -26,6 +27,7 @@ PARTS = (
     "checkpoint",
     "model",
     "engine",
+    "generation",
     "train",
 )
 

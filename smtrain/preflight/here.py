@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
+from smtrain.machine import cores_here, memory_here
 from smtrain.planner.memory import core_memory
 from smtrain.planner.setup import GIB, Machine, Mesh
 from smtrain.planner.subject import shape_of, work_of
@@ -86,27 +85,3 @@ def memory_of(config: JobConfig) -> float | None:
     plain = Machine("cpu", config.compute.instance_count, config.processes_per_instance, 1, 1, 1, 1, accelerated=False)
     held = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
     return held * mesh.tp * mesh.dp + PROCESS * config.world_size
-
-
-def cores_here() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_here() -> float | None:
-    """Bytes of memory that are free on this machine, or in this container; None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / name).read_text("utf-8").strip() for name in ("memory.max", "memory.current"))
-        cached = next(
-            (float(line.split()[1]) for line in (group / "memory.stat").read_text("utf-8").splitlines()
-             if line.startswith("inactive_file ")), 0.0,
-        )  # fmt: skip
-        return min(free, float(limit) - float(used) + cached)
-    except (OSError, ValueError):
-        return free

@@ -72,6 +72,15 @@ SURFACE = {
     },
     "stop": {"--target", "--wait", "--detach"},
     "download": {"--target", "--what", "--overwrite"},
+    "chat": {
+        *("--compare", "--adapter", "--system", "--template", "--turns", "--max-new-tokens", "--temperature"),
+        *("--top-k", "--top-p", "--stop", "--seed", "--target"),
+    },
+    "generate": {
+        *("--prompt", "--out", "--overwrite", "--chat", "--system", "--adapter", "--template", "--batch", "--stream"),
+        *("--json", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--beams", "--length-penalty"),
+        *("--stop", "--seed", "--target"),
+    },
     "convert": {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
         *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),

@@ -34,6 +34,8 @@ TAKES = {
     "stop": ["job"],
     "download": ["job", "to"],
     "convert": ["model", "to", "--to", "nxd"],
+    "chat": ["model"],
+    "generate": ["model"],
     "checkpoint inspect": ["model"],
     "checkpoint diff": ["model", "model"],
     "checkpoint verify": ["model"],
@@ -129,7 +131,7 @@ def of_the_command_line() -> Iterator[Use]:
         words = name.split()
         taken = TAKES.get(name, [])
         yield Use((*words, *taken, "--no-such-option"), "no such option")
-        if name not in ("data prepare", "data merge", "data split", "compare"):
+        if name not in ("data prepare", "data merge", "data split", "compare", "generate"):
             yield Use((*words, *taken, "one", "word", "too", "many"), "unexpected extra argument")
         if taken:
             yield Use(tuple(words), "missing argument")
@@ -262,7 +264,33 @@ def of_data() -> Iterator[Use]:
         yield Use(("data", *words))
 
 
+def of_talks() -> Iterator[Use]:
+    for model in ("nowhere", "./nowhere", "", "an-empty-folder", "run.yaml", "model", "broken-model", "list-model",
+                  "text", "no-such-run", "a b", "demo://nothing", "taken"):  # fmt: skip
+        yield Use(("chat", model))
+        yield Use(("chat", "tokenizer", "--compare", model))
+        yield Use(("generate", model, "--prompt", "x"))
+        yield Use(("generate", "tokenizer", "--prompt", "x", "--adapter", model))
+    for more in (
+        ["--temperature", "-1"], ["--temperature", "hot"], ["--top-p", "0"], ["--top-p", "2"], ["--top-k", "-1"],
+        ["--max-new-tokens", "0"], ["--seed", "-1"], ["--stop", ""], ["--temperature", "0", "--top-k", "5"],
+        ["--target", "moon"],
+    ):  # fmt: skip
+        yield Use(("chat", "model", *more))
+        yield Use(("generate", "model", "--prompt", "x", *more))
+    for more in (
+        [], ["nowhere.txt"], ["text"], ["an-empty-folder"], ["empty.jsonl"], ["bad.jsonl"], ["pictures.png"],
+        ["--prompt", ""], ["--prompt", "x", "--batch", "0"], ["--prompt", "x", "--beams", "0"],
+        ["--prompt", "x", "--length-penalty", "2"], ["--prompt", "x", "--stream", "--batch", "2"],
+        ["--prompt", "x", "--stream", "--json"], ["--prompt", "x", "--system", "y"],
+        ["--prompt", "x", "--out", "run.yaml"], ["--prompt", "x", "--out", "text"],
+        ["--prompt", "x", "--out", "nowhere/out.jsonl"], ["--prompt", "x", "--out", ""],
+    ):  # fmt: skip
+        yield Use(("generate", "model", *more))
+    yield Use(("chat", "model", "--turns", "-1"))
+
+
 def uses() -> list[Use]:
     """Every wrong use, once."""
-    every = [*of_the_command_line(), *of_configs(), *of_jobs(), *of_checkpoints(), *of_data()]
+    every = [*of_the_command_line(), *of_configs(), *of_jobs(), *of_checkpoints(), *of_data(), *of_talks()]
     return list(dict.fromkeys(every))

@@ -87,7 +87,7 @@ def main(out: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from smtrain.engine.native import init_distributed
-    from smtrain.model.generate import generate
+    from smtrain.generation.stage import generate
     from smtrain.model.hf_config import for_everyone
     from smtrain.model.transformers_build import transformers_config
     from tests.engine import cases

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.export import export
 from smtrain.errors import CheckpointError
-from smtrain.model.generate import generate
+from smtrain.generation.stage import generate
 
 SIZES: dict[str, Any] = {
     "vocab_size": 260,
@@ -104,5 +104,5 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
         generate(tmp_path / "nothing", ["a"], max_new_tokens=1)
     with pytest.raises(CheckpointError, match="not a model that transformers loads"):
         generate(tmp_path, ["a"], max_new_tokens=1)
-    with pytest.raises(CheckpointError, match="empty prompt"):
+    with pytest.raises(CheckpointError, match="prompt is empty"):
         generate(make(tmp_path / "model", "llama"), [""], max_new_tokens=1)

@@ -1,0 +1,90 @@
+"""`smtrain chat MODEL`: talk to a model on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.typed import typed
+from smtrain.text import say
+
+app = options.app()
+FLAGS = {
+    key: f"--{key}".replace("_", "-")
+    for key in ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "turns", "beams", "length_penalty")
+}
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", show_default=False, help="Hugging Face folder or adapter, run, job, or s3:// prefix."
+    ),
+]
+Adapter = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="FOLDER", help="PEFT adapter to put on the model, without merging.", show_default=False),
+]
+Template = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="FILE", help="Chat template (jinja) in place of the model's own.", show_default=False),
+]
+System = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TEXT", help="System prompt.", show_default=False),
+]
+Stop = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(metavar="TEXT", help="End an answer where this comes; repeatable.", show_default=False),
+]
+Where = Annotated[
+    Optional[options.TargetOption],  # noqa: UP045
+    typer.Option("--target", help="Where MODEL is; default: here if it is known here, else AWS.", show_default=False),
+]
+
+
+@app.command()
+def chat(
+    model: Model,
+    compare: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="BASE", help="Another model, to answer beside it.", show_default=False),
+    ] = None,
+    adapter: Adapter = None,
+    system: System = None,
+    template: Template = None,
+    turns: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="N", help="Earlier questions to remember; default: as many as there is room for."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(help="Randomness: 0 takes the likeliest token each time.")] = 0.7,
+    top_k: Annotated[Optional[int], typer.Option(help="Draw among so many tokens; 0: all. Default: 50.")] = None,  # noqa: UP045
+    top_p: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Draw among tokens of this probability together. Default: 0.95."),
+    ] = None,
+    stop: Stop = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0,
+    target: Where = None,
+) -> None:
+    """Talk to a model, which is loaded on this machine. /help lists what can be typed beside questions."""
+    from smtrain.generation.sampling import Sampling
+    from smtrain.talk.api import chat as begin
+    from smtrain.talk.terminal import Terminal
+
+    typed(FLAGS)
+    drawn = temperature > 0
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k if top_k is not None else 50 if drawn else 0,
+        top_p=top_p if top_p is not None else 0.95 if drawn else 1.0,
+        stop=tuple(stop or ()),
+        seed=seed,
+    )
+    talk = begin(
+        model, compare=compare, adapter=adapter, system=system, template=template, turns=turns, sampling=sampling,
+        target=options.name_of(target), say=lambda text: say(text, error=True),
+    )  # fmt: skip
+    Terminal(talk).run()

@@ -1,0 +1,99 @@
+"""`smtrain generate MODEL [FILE...]`: texts for prompts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.chat import FLAGS, Adapter, Model, Stop, System, Template, Where
+from smtrain.cli.typed import typed
+from smtrain.text import say
+
+app = options.app()
+
+
+@app.command()
+def generate(
+    model: Model,
+    files: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="FILE...", show_default=False, help="Prompts: .txt, a line each, or .jsonl."),
+    ] = None,
+    prompt: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="TEXT", help="A prompt; repeatable.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write JSON lines there; goes on if interrupted.", show_default=False),
+    ] = None,
+    overwrite: options.Overwrite = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template.")] = False,
+    system: System = None,
+    adapter: Adapter = None,
+    template: Template = None,
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts that the model takes at a time.")] = 1,
+    stream: Annotated[bool, typer.Option("--stream", help="Show each text as it comes.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Randomness: 0 takes the likeliest token each time.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw among so many of the likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens of this probability together.")] = 1.0,
+    beams: Annotated[int, typer.Option(metavar="N", help="Search with so many beams.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="With beams: above 0 prefers longer texts.")] = 1.0,
+    stop: Stop = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same texts.")] = 0,
+    target: Where = None,
+) -> None:
+    """Let a model continue prompts, or answer them with --chat; greedy unless a temperature is given."""
+    import json as encoder
+
+    from smtrain.errors import ConfigError
+    from smtrain.generation.sampling import Sampling
+    from smtrain.talk.batch import generate as generated
+    from smtrain.talk.batch import one_by_one
+    from smtrain.talk.prompts import read_prompts
+
+    typed({**FLAGS, "batch": "--batch"})
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, beams, length_penalty, tuple(stop or ()), seed)
+    if stream and (batch != 1 or beams != 1 or out is not None or json):
+        raise ConfigError(["--stream: shows one text at a time; leave out --batch, --beams, --out and --json"])
+    if system is not None and not chat:
+        raise ConfigError(["--system: has an effect only with --chat"])
+
+    def tell(text: str) -> None:
+        say(text, error=True)
+
+    if stream:
+        asked, before = read_prompts(files or (), prompt or ()), -1
+        for number, piece in one_by_one(
+            model, asked, chat=chat, system=system, adapter=adapter, template=template, sampling=sampling,
+            target=options.name_of(target), say=tell,
+        ):  # fmt: skip
+            if number != before:
+                say(("" if before < 0 else "\n") + f"> {_shown(asked[number].text, chat)}", end="")
+                before = number
+            say(piece, end="")
+            typer.get_text_stream("stdout").flush()
+        say("")
+        return
+    records = generated(
+        model, prompt or (), files=files or (), out=out, overwrite=overwrite, batch=batch, chat=chat, system=system,
+        adapter=adapter, template=template, sampling=sampling, target=options.name_of(target), say=tell,
+    )  # fmt: skip
+    if out is not None:
+        say(out)
+        return
+    for record in records:
+        if json:
+            say(encoder.dumps(record, ensure_ascii=False))
+        else:
+            text = record.get("prompt") or next((v for v in record.values() if isinstance(v, str)), "")
+            say(f"> {_shown(text, chat)}{record['completion']}")
+
+
+def _shown(prompt: str, chat: bool) -> str:
+    """A prompt before what follows it: on the same line where text is continued, else above it."""
+    return f"{prompt}\n" if chat else prompt

@@ -1,0 +1,1 @@
+"""Text from a Hugging Face model: sampling, conversations, streams and batches, over transformers' generation."""

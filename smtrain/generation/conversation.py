@@ -1,0 +1,92 @@
+"""What was said: spelled by the model's chat template, cut to the turns and tokens that there is room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smtrain.errors import CheckpointError, first_line
+from smtrain.generation.generating import encoded
+from smtrain.generation.load import Loaded
+
+Message = dict[str, str]
+
+
+@dataclass
+class Conversation:
+    """Questions and answers in turn, and the system prompt before them."""
+
+    system: str | None = None
+    turns: int | None = None
+    """How many earlier questions with their answers go before a new one; None: as many as there is room for."""
+    messages: list[Message] = field(default_factory=list)
+
+    def asked(self, text: str) -> list[Message]:
+        """The messages of a new question, after those that are kept of the earlier ones."""
+        kept = self.messages if self.turns is None else self.messages[-2 * self.turns :] if self.turns else []
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        return [*first, *kept, {"role": "user", "content": text}]
+
+    def add(self, question: str, answer: str) -> None:
+        """Remember a question and its answer."""
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def take_back(self) -> str | None:
+        """Forget the last question and its answer; gives the question. None where nothing was asked."""
+        if not self.messages:
+            return None
+        question = self.messages[-2]["content"]
+        del self.messages[-2:]
+        return question
+
+
+def set_template(loaded: Loaded, file: Path | None) -> None:
+    """Use the chat template of a file. Raises `CheckpointError` where it cannot be read, or there is none at all."""
+    if file is not None:
+        try:
+            loaded.tokenizer.chat_template = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file} cannot be read as a chat template ({first_line(error)})") from None
+    if not loaded.tokenizer.chat_template:
+        raise CheckpointError(
+            f"{loaded.folder} has no chat template to ask in; name one with --template FILE (template=), put it there "
+            "as chat_template.jinja, or let the model continue text: `smtrain generate`"
+        )
+
+
+def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.Tensor, int]:
+    """Ids [1, length] of the conversation up to the answer, and how many messages of it were left out.
+
+    The oldest question goes first, with its answer, until `room` tokens are left for the new one; the system prompt
+    stays. Raises `CheckpointError` where the last question alone is too long, or the template refuses it.
+    """
+    left_out = 0
+    kept = list(messages)
+    while True:
+        ids = encoded(loaded, text_of(loaded, kept), special=False)
+        if loaded.positions is None or ids.shape[1] + room <= loaded.positions:
+            return ids, left_out
+        first = 1 if kept[0]["role"] == "system" else 0
+        if len(kept) - first < 3:
+            raise CheckpointError(
+                f"the question is {ids.shape[1]:,} tokens long and leaves no room for {room:,} more in the "
+                f"{loaded.positions:,} that the model has positions for; ask a shorter one, or lower --max-new-tokens "
+                "(max_new_tokens=)"
+            )
+        del kept[first : first + 2]
+        left_out += 2
+
+
+def text_of(loaded: Loaded, messages: list[Message]) -> str:
+    """The conversation as the template writes it, up to where the answer begins."""
+    from jinja2 import TemplateError
+
+    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+    try:
+        text: str = loaded.tokenizer.apply_chat_template(messages, **options)
+    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"the chat template refuses this conversation ({first_line(error)})") from None
+    return text

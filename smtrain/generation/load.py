@@ -1,0 +1,98 @@
+"""A model and its tokenizer, loaded to generate; an adapter on it without merging it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from smtrain.errors import CheckpointError, SmtrainError, first_line
+from smtrain.extras import missing
+from smtrain.model import hf_tokenizer
+from smtrain.model.families import FAMILIES
+from smtrain.model.hf_config import normalise
+from smtrain.model.transformers_build import check_model, transformers_config
+
+ADAPTER = "adapter_config.json"
+
+
+@dataclass
+class Loaded:
+    """A model that is ready to generate."""
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+    adapted: bool = False
+    """Whether it has an adapter on it, which `plain` switches off."""
+
+    @property
+    def positions(self) -> int | None:
+        """The longest text that the model has positions for, prompt and answer together."""
+        told = getattr(self.model.config, "max_position_embeddings", None)
+        return told if isinstance(told, int) else None
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids of the tokens that end a text."""
+        told = self.model.generation_config.eos_token_id
+        told = self.tokenizer.eos_token_id if told is None else told
+        return list(told) if isinstance(told, (list, tuple)) else [] if told is None else [told]
+
+    @contextmanager
+    def plain(self, on: bool = True) -> Iterator[None]:
+        """Within, the model answers without its adapter."""
+        if not (on and self.adapted):
+            yield
+            return
+        with self.model.disable_adapter():
+            yield
+
+
+def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
+    """Load a Hugging Face folder in its own number format, on an accelerator if there is one.
+
+    Raises `CheckpointError` where transformers does not load it, or builds another model than config.json describes,
+    and where the adapter is none for this model.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; give the Hugging Face folder that export wrote.")
+    try:
+        described = json.loads((folder / "config.json").read_text("utf-8"))
+        known = isinstance(described, dict) and described.get("model_type") in FAMILIES
+        normal = normalise(described) if known else None
+        tokenizer = hf_tokenizer.load(folder)
+        options = {"config": transformers_config(described)} if known else {}
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error
+    if normal is not None:
+        check_model(model, normal)
+    if adapter is not None:
+        model = _adapted(model, folder, adapter)
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    model.eval()
+    return Loaded(folder, model, tokenizer, adapted=adapter is not None)
+
+
+def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise SmtrainError(missing("peft")) from None
+    if not (adapter / ADAPTER).is_file():
+        raise CheckpointError(f"{adapter} has no {ADAPTER}; an adapter is a folder as PEFT writes it")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers 5 by an older name
+            return PeftModel.from_pretrained(model, str(adapter))
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"{adapter} is no adapter for the model in {folder} ({first_line(error)})") from error

@@ -1,0 +1,86 @@
+"""Whether this machine's memory holds a model that is to generate, told before any of it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import CheckpointError
+from smtrain.machine import memory_here
+
+GIB = 2**30
+PROCESS = 0.6 * GIB
+"""Of Python with torch and transformers, before anything is loaded."""
+CONTEXT = 4096
+"""Tokens of prompt and answer that memory is counted for."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that generating takes, by part."""
+
+    name: str
+    weights: float
+    cache: float
+    """Keys and values of `CONTEXT` tokens."""
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.cache
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} {self.weights / GIB:.1f} GiB of weights and {self.cache / GIB:.1f} GiB for {CONTEXT:,} "
+            "tokens of context"
+        )
+
+
+def need_of(name: str, weights: float, described: Mapping[str, Any]) -> Need:
+    """What a model takes that has so many bytes of weights and this config.json."""
+    return Need(name, weights, cache_bytes(described, CONTEXT))
+
+
+def cache_bytes(described: Mapping[str, Any], tokens: int, width: int = 2) -> float:
+    """Bytes of keys and values of one text; 0 where config.json does not tell."""
+    try:
+        heads, hidden = int(described["num_attention_heads"]), int(described["hidden_size"])
+        kv = int(described.get("num_key_value_heads") or heads)
+        size = int(described.get("head_dim") or hidden // heads)
+        return 2.0 * int(described["num_hidden_layers"]) * kv * size * width * tokens
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return 0.0
+
+
+def weights_in(folder: Path) -> float:
+    """Bytes of the weight files of a folder; of one kind alone where there are several."""
+    for ending in WEIGHTS:
+        found = [path.stat().st_size for path in folder.glob(f"*{ending}") if path.is_file()]
+        if found:
+            return float(sum(found))
+    return 0.0
+
+
+def described_in(folder: Path) -> dict[str, Any]:
+    """The contents of config.json; nothing where it cannot be read, which loading will tell better."""
+    try:
+        told = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def refuse_too_large(needs: Sequence[Need], free: float | None = None) -> None:
+    """Raises `CheckpointError` with the sum where the free memory does not hold these models side by side."""
+    free = memory_here() if free is None else free
+    total = PROCESS + sum(need.total for need in needs)
+    if free is None or total <= free:
+        return
+    raise CheckpointError(
+        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {PROCESS / GIB:.1f} GiB for Python "
+        f"and torch), and {free / GIB:.1f} GiB are free here; take a machine with more, or let stage generate of a run "
+        "on AWS answer"
+    )

@@ -1,0 +1,30 @@
+"""This machine: the processor cores and the memory that this process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cores_here() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_here() -> float | None:
+    """Bytes of memory that are free on this machine, or in this container; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text("utf-8").strip() for name in ("memory.max", "memory.current"))
+        cached = next(
+            (float(line.split()[1]) for line in (group / "memory.stat").read_text("utf-8").splitlines()
+             if line.startswith("inactive_file ")), 0.0,
+        )  # fmt: skip
+        return min(free, float(limit) - float(used) + cached)
+    except (OSError, ValueError):
+        return free

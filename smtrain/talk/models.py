@@ -1,0 +1,179 @@
+"""The model that a word stands for: a folder, a run or job, an s3:// prefix or demo:// URI; fetched where it is far."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.aws.target import Target, TargetName
+from smtrain.errors import CheckpointError, JobError
+from smtrain.generation.room import WEIGHTS, Need, described_in, need_of, weights_in
+from smtrain.home import home
+from smtrain.text import Say
+
+ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Hugging Face folder or an adapter that was found, here or in S3."""
+
+    name: str
+    described: dict[str, Any]
+    """Its config.json, or its adapter_config.json."""
+    weights: float
+    """Bytes of its weights."""
+    is_adapter: bool
+    folder: Path
+    """Where it lies on this machine, or will."""
+    far: tuple[Target, str] | None = None
+    """Target and s3:// prefix of what is not here yet."""
+    size: float = 0.0
+    """Bytes to fetch."""
+
+    @property
+    def need(self) -> Need:
+        """Memory that it takes."""
+        return need_of(self.name, self.weights, {} if self.is_adapter else self.described)
+
+    def fetch(self, say: Say) -> Path:
+        """The folder, with everything in it; what is there from before is not fetched again."""
+        if self.far is None:
+            return self.folder
+        from smtrain.aws.downloads import download
+
+        free = shutil.disk_usage(home()).free
+        held = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        if self.size - held > free:
+            raise JobError(
+                f"{self.far[1]} holds {self.size / 1e9:,.1f} GB and {home()} has {free / 1e9:,.1f} GB free; free "
+                "space there, or set SMTRAIN_HOME to a folder on another disk"
+            )
+        if held < self.size:
+            say(f"fetching {self.size / 1e9:,.2f} GB from {self.far[1]} into {self.folder}")
+        download(self.far[0], [(self.far[1], self.folder)], overwrite=True)
+        return self.folder
+
+
+def find(what: Any, target: TargetName | None = None) -> Model:
+    """The model of a folder, a `Run`, a `Job`, the name of one, an s3:// prefix or a demo:// URI. Loads nothing.
+
+    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is neither a folder nor a run
+    or job with an exported model.
+    """
+    if hasattr(what, "config") and hasattr(what, "results"):
+        return _of_job(what.job("export"), what.config.name)
+    if hasattr(what, "describe") and hasattr(what, "output"):
+        return _of_job(what, what.name)
+    text = str(what)
+    if text.startswith("demo://"):
+        from smtrain.demo import materialise
+
+        return _here(materialise(text), text)
+    if text.startswith("s3://"):
+        from smtrain.aws.attach import place_of
+
+        return _in_s3(place_of(text, target)[1], text, text)
+    if not text.strip():
+        raise CheckpointError("the model is an empty name; name a folder, a run, a job or an s3:// prefix")
+    path = Path(text).expanduser()
+    if path.exists():
+        return _here(path, text)
+    if "/" in text or text.startswith("."):
+        raise CheckpointError(f"{text}: there is no such folder")
+    return _of_name(text, target)
+
+
+def _here(path: Path, name: str) -> Model:
+    if not path.is_dir():
+        raise CheckpointError(f"{name} is a file; name the folder of a Hugging Face model")
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file() and weights_in(folder):
+            return Model(name, described_in(folder), weights_in(folder), False, folder)
+        if (folder / ADAPTER).is_file():
+            return Model(name, _json(folder / ADAPTER), weights_in(folder), True, folder)
+    if (path / "manifest.json").is_file() or any(path.glob("*/manifest.json")) or any(path.rglob("dp_rank_00_tp*")):
+        raise CheckpointError(
+            f"{name} is no Hugging Face folder; `smtrain convert {name} FOLDER --to hf` makes one of a checkpoint"
+        )
+    lacks = "weights" if (path / "config.json").is_file() else f"neither config.json nor {ADAPTER}"
+    raise CheckpointError(
+        f"{name} holds {'no ' if lacks == 'weights' else ''}{lacks}; name the folder of a Hugging Face model"
+    )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        raise CheckpointError(f"{file} cannot be read as JSON") from None
+    if not isinstance(told, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    return told
+
+
+def _of_name(name: str, target: TargetName | None) -> Model:
+    from botocore.exceptions import ClientError
+
+    from smtrain.aws.attach import place_of
+    from smtrain.handle.job import Job
+    from smtrain.handle.listing import jobs_of
+
+    job, place = place_of(name, target)
+    where = "here" if place.name == "local" else "on AWS"
+    try:
+        exports = jobs_of(place, job, "export")
+        done = next((one for one in exports if one.known_done), None)
+        if done is not None:
+            return _of_job(done, name)
+        if exports or jobs_of(place, job, "train"):
+            raise JobError(f"{name} has not exported a model yet; `smtrain run CONFIG` does")
+        found = Job(job, place)
+        found.describe()
+    except (ClientError, JobError) as error:
+        if isinstance(error, JobError) and "exported" in str(error):
+            raise
+        raise JobError(f"{name}: there is no such folder, and no run or job of this name {where}") from None
+    return _of_job(found, name)
+
+
+def _of_job(job: Any, name: str) -> Model:
+    from smtrain.handle.results import exported, stage_of
+
+    ours = stage_of(job.name)
+    if ours is not None and ours[1] == "train":
+        done = exported(job, job.describe())
+        if done is None:
+            raise JobError(f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` does")
+        job = done
+    try:
+        return _in_s3(job.target, job.output, name)
+    except CheckpointError:
+        raise JobError(f"{job.name} left no Hugging Face model; name the run, or its export job") from None
+
+
+def _in_s3(target: Target, uri: str, name: str) -> Model:
+    from smtrain.aws.s3 import list_objects, split_uri
+
+    prefix = f"{uri.rstrip('/')}/"
+    bucket, key = split_uri(prefix)
+    sizes = {item["Key"][len(key) :]: item["Size"] for item in list_objects(target, prefix)}
+    kind = next((file for file in ("config.json", ADAPTER) if file in sizes), None)
+    if kind is None:
+        what = "is empty" if not sizes else f"holds neither config.json nor {ADAPTER}"
+        raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
+    body = target.s3.get_object(Bucket=bucket, Key=key + kind)["Body"].read()
+    try:
+        described = json.loads(body)
+    except ValueError:
+        raise CheckpointError(f"{uri}: {kind} cannot be read as JSON") from None
+    weights = next(
+        (sum(some) for ending in WEIGHTS if (some := [size for file, size in sizes.items() if file.endswith(ending)])),
+        0,
+    )
+    folder = home() / "models" / hashlib.sha256(f"{target.name} {prefix}".encode()).hexdigest()[:16]
+    return Model(name, described, float(weights), kind == ADAPTER, folder, (target, prefix), float(sum(sizes.values())))

@@ -1,0 +1,305 @@
+"""Talking to a model on a real terminal and through a pipe, from Python, and with one that is far away."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import smtrain
+from smtrain.errors import CheckpointError, ConfigError, DataError, JobError
+from tests.generation.test_generating import TEMPLATE
+from tests.model.test_generate import make
+
+GREEDY: dict[str, Any] = {"temperature": 0, "top_k": 0, "top_p": 1, "max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make(tmp_path_factory.mktemp("models") / "base", "llama")
+    (made / "chat_template.jinja").write_text(TEMPLATE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path) -> Path:
+    """The same model, trained to say something else."""
+    made = make(folder.parent / "trained", "llama")
+    (made / "chat_template.jinja").write_text(TEMPLATE)
+    model = AutoModelForCausalLM.from_pretrained(made)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(-1)
+    model.save_pretrained(made)
+    return made
+
+
+class Terminal:
+    """A command on a terminal, and what it wrote so far."""
+
+    def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
+        self._parent, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.text = ""
+
+        def own_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(child, termios.TIOCSCTTY, 0)  # or Ctrl-C would reach nobody
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "smtrain", *arguments], stdin=child, stdout=child, stderr=child, close_fds=True,
+            env={**os.environ, "TERM": "xterm-256color", **environment}, preexec_fn=own_terminal,
+        )  # fmt: skip
+        os.close(child)
+
+    def until(self, word: str, patience: float = 120) -> str:
+        """What came up to and with a word; it is taken off what is waited in next."""
+        end = time.monotonic() + patience
+        while word not in self.text:
+            assert time.monotonic() < end, f"no {word!r} in {self.text!r}"
+            if select.select([self._parent], [], [], 0.2)[0]:
+                try:
+                    self.text += os.read(self._parent, 1 << 16).decode("utf-8", "replace").replace("\r\n", "\n")
+                except OSError:
+                    raise AssertionError(f"it ended without {word!r}: {self.text!r}") from None
+        found, _, self.text = self.text.partition(word)
+        return found
+
+    def type(self, text: str) -> None:
+        os.write(self._parent, text.encode())
+
+    def ended(self) -> int:
+        """Exit status."""
+        while True:
+            assert select.select([self._parent], [], [], 60)[0], f"it does not end: {self.text!r}"
+            try:
+                piece = os.read(self._parent, 1 << 16)
+            except OSError:
+                break
+            if not piece:
+                break
+            self.text += piece.decode("utf-8", "replace")
+        os.close(self._parent)
+        return self.process.wait(60)
+
+
+def test_a_conversation_on_a_terminal(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    at = Terminal("chat", str(folder), "--max-new-tokens", "8", "--seed", "1", "--turns", "1")
+    at.until("> ")
+    at.type("one\n")
+    at.until("> ")
+    at.type("/retry\n")
+    at.until("> ")
+    at.type("/system be brief\n")
+    at.until("> ")
+    at.type("/sing\n")
+    assert "there is no command /sing" in at.until("> ")
+    at.type("/help\n")
+    assert "/retry" in at.until("> ")
+    at.type("two \\\n")
+    at.until(". ")
+    at.type("lines\n")
+    at.until("> ")
+    for _ in range(2):
+        at.type(f"/save {saved}\n")
+        told = at.until("> ")
+    assert "is there already" in told
+    at.type("\x03")
+    assert "once more leaves" in at.until("> ")
+    at.type("/clear\n")
+    at.until("> ")
+    at.type("/retry\n")
+    assert "nothing was asked yet" in at.until("> ")
+    at.type("/quit\n")
+    assert at.ended() == 0
+    messages = json.loads(saved.read_text())["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["content"] for m in messages if m["role"] == "user"] == ["one", "two \nlines"]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(folder: Path, tmp_path: Path) -> None:
+    model = make(tmp_path / "long", "llama")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 100_000}))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    at = Terminal("chat", str(model), "--max-new-tokens", "50000", "--temperature", "3")
+    at.until("> ")
+    at.type("go on\n")
+    at.until("go on\n")
+    while len(at.text) < 20:
+        time.sleep(0.05)
+        at.text += os.read(at._parent, 1 << 16).decode("utf-8", "replace")
+    at.type("\x03")
+    at.until("(stopped)")
+    at.until("> ")
+    at.type(f"/save {tmp_path / 'talk.json'}\n")
+    at.until("> ")
+    at.type("\x03")
+    at.until("once more leaves")
+    at.until("> ")
+    at.type("\x03")
+    assert at.ended() == 0
+    kept = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert len(kept) == 2
+    assert len(kept[1]["content"]) >= 10
+
+
+def test_a_pipe_gets_answers_alone(folder: Path, other: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "smtrain", "chat", str(other), "--compare", str(folder), "--max-new-tokens", "4",
+         "--temperature", "0"],
+        input="one\ntwo\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("base:") == done.stdout.count("trained:") == 2
+    assert "> " not in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_two_models_answer_each_in_its_own_conversation(folder: Path, other: Path) -> None:
+    talk = smtrain.chat(other, compare=folder, **GREEDY)
+    answers = talk.ask("hello")
+    assert isinstance(answers, dict)
+    assert answers["base"] != answers["trained"]
+    assert answers["base"] == smtrain.chat(folder, **GREEDY).ask("hello")
+    talk.ask("again")
+    held = talk.to_dict()["answers"]
+    assert held["base"][1]["content"] == answers["base"]
+    assert held["trained"][1]["content"] == answers["trained"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
+def test_an_adapter_is_compared_with_its_base_in_one_copy_of_the_weights(folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=8, target_modules=["q_proj", "o_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
+    model.save_pretrained(tmp_path / "adapter")
+    alone = smtrain.chat(tmp_path / "adapter", **GREEDY)  # its config names the base
+    talk = smtrain.chat(tmp_path / "adapter", compare=folder, **GREEDY)
+    answers: Any = talk.ask("hello")
+    assert talk._speakers[0].loaded is talk._speakers[1].loaded
+    assert answers["trained"] == alone.ask("hello") != answers["base"]
+    assert answers["base"] == smtrain.chat(folder, **GREEDY).ask("hello")
+    with pytest.raises(CheckpointError, match="is no adapter"):
+        smtrain.chat(folder, adapter=folder, **GREEDY)
+    wrong = make(tmp_path / "wrong", "gpt_neox")
+    with pytest.raises(CheckpointError, match="is no adapter for the model in"):
+        smtrain.chat(wrong, adapter=tmp_path / "adapter", **GREEDY)
+
+
+def test_prompts_from_files_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "b.jsonl").write_text(
+        '{"id": 7, "question": "three"}\n{"messages": [{"role": "user", "content": "x"}]}\n'
+    )
+    out = tmp_path / "out.jsonl"
+    files = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
+    whole = smtrain.generate(folder, files=files, out=out, max_new_tokens=4)
+    assert [json.loads(line) for line in out.read_text().splitlines()] == whole
+    assert [record["completion"] != "" for record in whole] == [True] * 4
+    assert whole[2]["id"] == 7
+    with pytest.raises(DataError, match="is there already"):
+        smtrain.generate(folder, files=files, out=out, max_new_tokens=4)
+    told: list[str] = []
+    with pytest.raises(RuntimeError):
+        smtrain.generate(folder, files=files, out=tmp_path / "second.jsonl", max_new_tokens=4, say=_ends_after(told, 2))
+    assert not (tmp_path / "second.jsonl").exists()
+    told.clear()
+    again = smtrain.generate(folder, files=files, out=tmp_path / "second.jsonl", max_new_tokens=4, say=told.append)
+    assert again == whole
+    assert told == ["3 of 4 prompts", "4 of 4 prompts"]
+
+
+def _ends_after(told: list[str], count: int) -> Any:
+    def say(text: str) -> None:
+        told.append(text)
+        if len(told) == count:
+            raise RuntimeError("killed")
+
+    return say
+
+
+def test_batches_and_settings_reach_the_model(folder: Path) -> None:
+    words = ["one", "two words", "three"]
+    one_by_one = [record["completion"] for record in smtrain.generate(folder, words, max_new_tokens=6)]
+    assert [r["completion"] for r in smtrain.generate(folder, words, max_new_tokens=6, batch=2)] == one_by_one
+    drawn = [smtrain.generate(folder, "one", temperature=2.0, seed=seed)[0]["completion"] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert smtrain.generate(folder, "one", chat=True)[0] != smtrain.generate(folder, "one")[0]
+    stop = one_by_one[0][2]
+    assert smtrain.generate(folder, "one", stop=stop, max_new_tokens=6)[0]["completion"] == one_by_one[0].split(stop)[0]
+
+
+def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="neither config"):
+        smtrain.chat(tmp_path / "empty")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        smtrain.chat(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="is a file"):
+        smtrain.chat(folder / "config.json")
+    with pytest.raises(ConfigError, match="warmth: is no setting"):
+        smtrain.chat(folder, warmth=1)
+    with pytest.raises(ConfigError, match="turns: got -1"):
+        smtrain.chat(folder, turns=-1)
+    with pytest.raises(DataError, match="there are no prompts"):
+        smtrain.generate(folder)
+    (tmp_path / "bad.jsonl").write_text('{"txt": 1}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl:1: has no prompt"):
+        smtrain.generate(folder, files=[tmp_path / "bad.jsonl"])
+    plain = make(tmp_path / "plain", "llama")
+    with pytest.raises(CheckpointError, match="has no chat template"):
+        smtrain.chat(plain)
+
+
+def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.mkdir()
+    (large / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with (large / "model.safetensors").open("wb") as weights:
+        weights.truncate(20_000 * 2**30)
+    done = subprocess.run(
+        [sys.executable, "-m", "smtrain", "chat", str(large)], input="", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert f"this takes 20000.6 GiB of memory ({large} 20000.0 GiB of weights" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> None:
+    from smtrain.aws.target import Target
+
+    target = Target("local")
+    target.s3.create_bucket(Bucket="talks", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    for path in folder.iterdir():
+        target.s3.upload_file(str(path), "talks", f"models/tiny/{path.name}")
+    expected = smtrain.chat(folder, **GREEDY).ask("hello")
+    for _ in range(2):  # the second time it is here
+        assert smtrain.chat("s3://talks/models/tiny", target="local", **GREEDY).ask("hello") == expected
+    with pytest.raises(CheckpointError, match="is empty"):
+        smtrain.chat("s3://talks/models/tin", target="local")
+    with pytest.raises(JobError, match="no run or job of this name here"):
+        smtrain.chat("no-such-run", target="local")
+
+
+def test_killing_a_chat_leaves_nothing_behind(folder: Path) -> None:
+    at = Terminal("chat", str(folder))
+    at.until("> ")
+    at.process.send_signal(signal.SIGTERM)
+    assert at.ended() in (-signal.SIGTERM, 143)
