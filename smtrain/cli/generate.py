@@ -47,7 +47,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed draws the same texts.")] = 0,
     target: Where = None,
 ) -> None:
-    """Let a model continue prompts, or answer them with --chat; greedy unless a temperature is given."""
+    """Let a model continue prompts, or answer them in its chat template; greedy unless a temperature is given."""
     import json as encoder
 
     from smtrain.errors import ConfigError

@@ -187,7 +187,8 @@ def test_two_models_answer_each_in_its_own_conversation(folder: Path, other: Pat
 def test_an_adapter_is_compared_with_its_base_in_one_copy_of_the_weights(folder: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    config = peft.LoraConfig(r=8, target_modules=["q_proj", "o_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    options: dict[str, Any] = {"r": 8, "lora_alpha": 512, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    config = peft.LoraConfig(target_modules=["q_proj", "o_proj", "down_proj"], **options)
     model: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
     model.save_pretrained(tmp_path / "adapter")
     alone = smtrain.chat(tmp_path / "adapter", **GREEDY)  # its config names the base
