@@ -240,9 +240,13 @@ def test_batches_and_settings_reach_the_model(folder: Path) -> None:
     words = ["one", "two words", "three"]
     one_by_one = [record["completion"] for record in smtrain.generate(folder, words, max_new_tokens=6)]
     assert [r["completion"] for r in smtrain.generate(folder, words, max_new_tokens=6, batch=2)] == one_by_one
-    drawn = [smtrain.generate(folder, "one", temperature=2.0, seed=seed)[0]["completion"] for seed in (1, 1, 2)]
+    drawn = [
+        smtrain.generate(folder, "one", temperature=2.0, seed=seed, max_new_tokens=6)[0]["completion"]
+        for seed in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert smtrain.generate(folder, "one", chat=True)[0] != smtrain.generate(folder, "one")[0]
+    short = {"max_new_tokens": 6}
+    assert smtrain.generate(folder, "one", chat=True, **short) != smtrain.generate(folder, "one", **short)
     stop = one_by_one[0][2]
     assert smtrain.generate(folder, "one", stop=stop, max_new_tokens=6)[0]["completion"] == one_by_one[0].split(stop)[0]
 
