@@ -59,7 +59,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     import torch.distributed as dist
 
     from smtrain.config import JobConfig
-    from smtrain.contract.lineage import Line
+    from smtrain.contract.lineage import Lineage
     from smtrain.engine.native import init_distributed
     from smtrain.train.engines import join
     from smtrain.train.resume import Resume, choose
@@ -70,7 +70,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     init_distributed()
     gather, records = join(config)
     began = time.perf_counter()
-    resume = Resume(choose(Line.of(folder, ""), records, gather, None), records, gather, config)
+    resume = Resume(choose(Lineage.of(folder, ""), records, gather, None), records, gather, config)
     built_from = time.perf_counter()
     engine = engine_of(described)
     built = time.perf_counter() - built_from

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from smtrain.facts import table  # noqa: E402
 from smtrain.planner.calibration import (  # noqa: E402
     Left,
-    Run,
+    PublishedRun,
     fit,
     half_width,
     leave_one_out,
@@ -81,7 +81,7 @@ def from_csv(file: Path) -> list[Left]:
     out = []
     for row in csv.DictReader(file.open()):
         if row["accelerator"].startswith("Trainium1") and row["id"] not in known:
-            run = Run.of(as_run(row))
+            run = PublishedRun.of(as_run(row))
             near = nearest(run.work, run.machine, run.mesh)
             out.append(Left(run, predicted(run, k), half_width(spread, near)))
     return out

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from smtrain.aws.backoff import Backoff
 from smtrain.aws.calls import ANSWER_S
 from smtrain.aws.target import Target
 from smtrain.errors import JobError
@@ -21,7 +20,7 @@ _BUSY = frozenset(
         "Throttling", "ThrottlingException", "TooManyRequestsException",
     }
 )  # fmt: skip
-_LONGEST_WAIT = 20.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.25, 20.0
 
 
 def transient(error: Exception) -> bool:
@@ -51,7 +50,7 @@ class Patience:
 
     def call(self, method: Callable[..., Any], **asked: Any) -> Any:
         """`method(**asked)`. Raises what is no passing trouble as it comes."""
-        attempt, since = 0, time.monotonic()
+        backoff = Backoff(self.limit_s, _FIRST_WAIT, _LONGEST_WAIT)
         while True:
             try:
                 with interruptible():
@@ -60,14 +59,14 @@ class Patience:
                 self._count(method, getattr(error, "response", None) or {}, failed=True)
                 if not transient(error):
                     raise
-                if time.monotonic() - since > self.limit_s:
+                wait = backoff.pause()
+                if wait is None:
                     raise JobError(
                         f"no answer for {self.limit_s:.0f} s, the last trouble was: {str(error).rstrip('.')}; check "
                         "the network, the proxy and the region"
                     ) from None
                 self.trouble = _short(error)
-                self._sleep(min(_LONGEST_WAIT, 0.25 * 2**attempt) * random.uniform(0.5, 1.0))
-                attempt += 1
+                self._sleep(wait)
             else:
                 self._count(method, answer or {}, failed=False)
                 self.trouble = None

@@ -13,10 +13,10 @@ from typing import Any
 from smtrain.checkpoint import safetensors, torchzip
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
-from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Container, Job, Tensor, Write
+from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model import hf_tokenizer
@@ -195,10 +195,12 @@ def write_hf(
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
     extras["config.json"] = _json(_with_dtype(for_everyone(config), {tensor.dtype for tensor in tensors.values()}))
     replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
-    produce(source, target, Plan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces), overwrite)
+    produce(
+        source, target, ConversionPlan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces), overwrite
+    )
 
 
-def _jobs(source: WeightSource, container: Container) -> list[Job]:
+def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
     """In the order of the file; what is one tensor in the source is one job, as far as the file holds it."""
     jobs: list[Job] = []
     for name in sorted(container.offsets, key=container.offsets.__getitem__):

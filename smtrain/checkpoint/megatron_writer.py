@@ -23,10 +23,10 @@ from smtrain.checkpoint.megatron_names import (
     spelled,
     table,
 )
-from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Container, Job, Tensor, Write
+from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
 from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape
 
@@ -73,7 +73,7 @@ def write_megatron(
     fused = FusedSource(source)
     layout = FusedCut(fused, cut.tp, cut.vocab_divisor)
     settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, cut, "torch", spelling)
-    containers: list[Container] = []
+    containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     for p, stage in enumerate(layers):
         names = stage_names(shape, layers, p)
@@ -92,7 +92,7 @@ def write_megatron(
         "topology": {"tp": cut.tp, "pp": cut.pp, "vpp": cut.vpp},
     }
     extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode(), TRACKER: b"1"}
-    produce(fused, target, Plan(layout, groups, containers, extras, about, REPLACES), overwrite)
+    produce(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 
 def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[str, str]]]:

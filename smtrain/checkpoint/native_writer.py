@@ -41,7 +41,9 @@ def write_native(
     dtypes = {source.dtype(name) for name in source.names()}
     if len(dtypes) > 1 or not dtypes <= set(_PRECISIONS):
         raise CheckpointError("a native checkpoint is all bf16 or all fp32, the source is not; convert with --dtype.")
-    writer = _Writer(source, Layout(ModelShape.from_config(source.config), tp, pp), state, _PRECISIONS[dtypes.pop()])
+    writer = _NativeWriter(
+        source, Layout(ModelShape.from_config(source.config), tp, pp), state, _PRECISIONS[dtypes.pop()]
+    )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
     told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp()], default=str)
     try:
@@ -55,7 +57,7 @@ def write_native(
         raise CheckpointError(f"{target} cannot be written ({error}); check the disk and run it again.") from None
 
 
-class _Writer:
+class _NativeWriter:
     def __init__(self, source: WeightSource, layout: Layout, state: StateReader | None, precision: str) -> None:
         self._source, self._layout, self._state, self._precision = source, layout, state, precision
 

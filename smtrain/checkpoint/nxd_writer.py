@@ -11,10 +11,10 @@ from typing import Literal
 
 from smtrain.checkpoint import torchzip
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_file, stored
-from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Container, Job, Tensor, Write
+from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import KvOrder, Layout
@@ -53,7 +53,7 @@ def write_nxd(
     if how == "fused_mha" and shape.heads != shape.kv_heads:
         raise CheckpointError("NxD's fused_mha form has as many key/value heads as queries; take the fused form.")
     build = _plain if form == "pt" else _xser
-    containers: list[Container] = []
+    containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     for p in range(pp):
         table = stored(layout, p, how)
@@ -73,7 +73,7 @@ def write_nxd(
     }
     extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
-    produce(source, target, Plan(layout, groups, containers, extras, about, replaces), overwrite)
+    produce(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
 
 
 def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) -> Tensor:
@@ -86,12 +86,12 @@ def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) 
     return Tensor(dtypes.pop(), (sum(shape[0] for shape in shapes), *shapes[0][1:]))
 
 
-def _plain(file: str, tensors: dict[str, Tensor]) -> tuple[list[Container], dict[str, Container]]:
+def _plain(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict[str, TensorFile]]:
     container = torchzip.container(file, tensors)
     return [container], dict.fromkeys(tensors, container)
 
 
-def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[Container], dict[str, Container]]:
+def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict[str, TensorFile]]:
     """A file for every tensor, and two that say what they are."""
     by_name = {}
     for tid, (name, tensor) in enumerate(tensors.items()):

@@ -12,7 +12,7 @@ from smtrain.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
 from smtrain.checkpoint.hf import companions_of
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.places import place
-from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.writing import Job, Tensor, Write
 from smtrain.errors import CheckpointError
@@ -47,7 +47,12 @@ def write_peft(
     extras = {} if companions is None else companions_of(place(companions))
     extras.pop("generation_config.json", None)
     extras[CONFIG] = (json.dumps(peft_config(lora, base), indent=2) + "\n").encode()
-    produce(source, target, Plan(layout, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)), overwrite)
+    produce(
+        source,
+        target,
+        ConversionPlan(layout, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)),
+        overwrite,
+    )
 
 
 def peft_config(lora: Lora, base: str | None) -> dict[str, Any]:

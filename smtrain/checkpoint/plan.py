@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Container, Job
+from smtrain.checkpoint.writing import Job, TensorFile
 from smtrain.errors import CheckpointError
 from smtrain.model.layout import Sharding
 
@@ -23,13 +23,13 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """Everything about an output but the numbers."""
 
     layout: Sharding
     groups: list[list[Job]]
     """Jobs that write the same files, in the order of those; no two groups share a file."""
-    containers: list[Container]
+    containers: list[TensorFile]
     extras: dict[str, bytes]
     """Small files that go along."""
     about: dict[str, Any]
@@ -39,14 +39,14 @@ class Plan:
 
 
 @dataclass
-class Progress:
+class ConversionProgress:
     """Which files are finished: those whose every tensor is written."""
 
-    plan: Plan
+    plan: ConversionPlan
     crcs: dict[str, dict[str, int]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, job: Job, crcs: Iterable[int]) -> list[Container]:
+    def add(self, job: Job, crcs: Iterable[int]) -> list[TensorFile]:
         """Those that this job was the last one of."""
         finished = []
         with self.lock:
@@ -59,14 +59,14 @@ class Progress:
         return finished
 
 
-def fingerprint(source: WeightSource, plan: Plan) -> str:
+def fingerprint(source: WeightSource, plan: ConversionPlan) -> str:
     """Equal for two runs that write the same from the same files."""
     files = [[c.file, c.end, c.offsets] for c in plan.containers]
     told = [FORMAT, VERSION, plan.about, source.config, source.stamp(), files]
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def manifest(plan: Plan, crcs: dict[str, dict[str, int]], work: str | None = None) -> bytes:
+def manifest(plan: ConversionPlan, crcs: dict[str, dict[str, int]], work: str | None = None) -> bytes:
     """Sizes of all files, a crc32 of every tensor, a sha256 of every small file; and, if given, whose `work` it is."""
     files: dict[str, Any] = {}
     for container in plan.containers:
@@ -80,7 +80,7 @@ def manifest(plan: Plan, crcs: dict[str, dict[str, int]], work: str | None = Non
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def is_done(plan: Plan, work: str, present: dict[str, int], told: bytes | None, target: object) -> bool:
+def is_done(plan: ConversionPlan, work: str, present: dict[str, int], told: bytes | None, target: object) -> bool:
     """Whether the same work has been done there before: its manifest says so, and its files are there.
 
     `present` has the size of every file of the target, `told` is its manifest. Raises CheckpointError where other files

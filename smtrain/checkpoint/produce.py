@@ -11,15 +11,23 @@ from functools import partial
 from pathlib import Path
 
 from smtrain.checkpoint.places import is_uri
-from smtrain.checkpoint.plan import MANIFEST, Plan, Progress, fingerprint, is_done, manifest, on_threads
+from smtrain.checkpoint.plan import (
+    MANIFEST,
+    ConversionPlan,
+    ConversionProgress,
+    fingerprint,
+    is_done,
+    manifest,
+    on_threads,
+)
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, present, staged
 from smtrain.checkpoint.uploading import upload
-from smtrain.checkpoint.writing import Container, Job, run
+from smtrain.checkpoint.writing import Job, TensorFile, run
 from smtrain.errors import CheckpointError
 
 
-def produce(source: WeightSource, target: Path | str, plan: Plan, overwrite: bool = True) -> None:
+def produce(source: WeightSource, target: Path | str, plan: ConversionPlan, overwrite: bool = True) -> None:
     """Write `plan` into a folder or under an s3:// URI, which has all of it afterwards, or stays as it was.
 
     Without `overwrite`, what the same call has done before is left. Raises CheckpointError where the source turns out
@@ -44,13 +52,13 @@ def produce(source: WeightSource, target: Path | str, plan: Plan, overwrite: boo
         raise CheckpointError(f"{target} cannot be written ({error}); check the disk and run it again.") from None
 
 
-def _done(target: Path, plan: Plan, work: str) -> bool:
+def _done(target: Path, plan: ConversionPlan, work: str) -> bool:
     told = target / MANIFEST
     return is_done(plan, work, present(target), told.read_bytes() if told.is_file() else None, target)
 
 
-def _fill(source: WeightSource, stage: Staging, plan: Plan, signed: str | None) -> None:
-    progress = Progress(plan)
+def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: str | None) -> None:
+    progress = ConversionProgress(plan)
     # The kernel lets one writer into a file at a time and has the others spin; ours sleep, or hash meanwhile.
     turns = {container.file: threading.Lock() for container in plan.containers}
 
@@ -85,7 +93,7 @@ def _fill(source: WeightSource, stage: Staging, plan: Plan, signed: str | None) 
         (stage.folder / file).write_bytes(data)
 
 
-def _finish(folder: Path, container: Container, crcs: dict[str, int]) -> None:
+def _finish(folder: Path, container: TensorFile, crcs: dict[str, int]) -> None:
     """What stands around the tensors."""
     handle = os.open(folder / container.file, os.O_WRONLY | os.O_CREAT, 0o666)
     try:

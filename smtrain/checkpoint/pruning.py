@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from smtrain.contract.lineage import Line, lines_in
+from smtrain.contract.lineage import Lineage, lines_in
 
 Sizes = Mapping[str, int]
 Arrived = Callable[[Path], bool]
@@ -34,7 +34,7 @@ class Disk(Protocol):
 
 
 def surplus(
-    line: Line, keep: int, whole: Callable[[Path], bool], arrived: Arrived | None, spared: Collection[str] = ()
+    line: Lineage, keep: int, whole: Callable[[Path], bool], arrived: Arrived | None, spared: Collection[str] = ()
 ) -> list[Path]:
     """What may go so that the newest `keep` (at least one) that are whole and have arrived stay, and all newer ones.
 
@@ -55,7 +55,7 @@ def surplus(
 
 
 def prune(
-    line: Line, keep: int, arrived: Arrived | None, disk: Disk, distrusted: Collection[str] = (),
+    line: Lineage, keep: int, arrived: Arrived | None, disk: Disk, distrusted: Collection[str] = (),
     spared: Collection[str] = (), *,
     gather: Callable[[Any], list[Any]], rank: int, local_rank: int,
 ) -> None:  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from smtrain.checkpoint.dtypes import BY_CODE
 from smtrain.checkpoint.places import Place, Slab, contiguous
-from smtrain.checkpoint.writing import Container, Tensor
+from smtrain.checkpoint.writing import Tensor, TensorFile
 from smtrain.errors import CheckpointError
 
 _HEADER_LIMIT = 100_000_000
@@ -91,4 +91,4 @@ def container(file: str, tensors: dict[str, Tensor], told: dict[str, str] | None
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    return Container(file, {name: len(head) + start for name, start in spans.items()}, len(head) + at, [(0, head)])
+    return TensorFile(file, {name: len(head) + start for name, start in spans.items()}, len(head) + at, [(0, head)])

@@ -15,11 +15,11 @@ from smtrain.checkpoint.megatron_args import arguments
 from smtrain.checkpoint.megatron_names import EMBEDDING, HEAD, LAYER, spelled, table
 from smtrain.checkpoint.megatron_writer import ITERATION, REPLACES, Cut
 from smtrain.checkpoint.pickling import Called, Name, New, dumps
-from smtrain.checkpoint.plan import Plan
+from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.torch_dist import METADATA, SAID
-from smtrain.checkpoint.writing import Container, Job, Tensor, Write
+from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
 from smtrain.model.families import ModelShape, Role
 from smtrain.model.layout import Shard
 
@@ -94,7 +94,7 @@ def write_torch_dist(source: WeightSource, target: Path | str, cut: Cut, overwri
         TRACKER: b"1",
     }
     about = {"kind": "megatron", "form": "torch_dist", "topology": {"tp": 1, "pp": 1}}
-    plan = Plan(_Cut(chunks, fused), groups, containers, extras, about, REPLACES)
+    plan = ConversionPlan(_Cut(chunks, fused), groups, containers, extras, about, REPLACES)
     produce(fused, target, plan, overwrite)
 
 
@@ -124,7 +124,7 @@ Places = dict[str, tuple[str, int, int]]
 """Chunk -> file, offset, length."""
 
 
-def _laid_out(chunks: list[_Chunk]) -> tuple[list[Container], list[list[Job]], Places]:
+def _laid_out(chunks: list[_Chunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
     """Files of `_FILE` bytes at least, in which each chunk is a stream of torch.save."""
     files: list[list[_Chunk]] = [[]]
     size = 0
@@ -134,7 +134,7 @@ def _laid_out(chunks: list[_Chunk]) -> tuple[list[Container], list[list[Job]], P
             size = 0
         files[-1].append(chunk)
         size += Tensor(chunk.tensor.dtype, chunk.sizes).size
-    containers: list[Container] = []
+    containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     places: Places = {}
     for number, held in enumerate(files):
@@ -150,7 +150,7 @@ def _laid_out(chunks: list[_Chunk]) -> tuple[list[Container], list[list[Job]], P
             ends[chunk.name] = alone
             places[chunk.name] = (file, at, alone.size)
             at += alone.size
-        container = Container(f"{ITERATION}/{file}", offsets, at, fixed, partial(_end, ends))
+        container = TensorFile(f"{ITERATION}/{file}", offsets, at, fixed, partial(_end, ends))
         containers.append(container)
         groups.append([(Write(chunk.name, (chunk.name,), (container,)),) for chunk in held])
     return containers, groups, places

@@ -21,7 +21,7 @@ from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import DType
 from smtrain.checkpoint.places import Place, Slab, contiguous
 from smtrain.checkpoint.unpickle import REFERENCE, unpickle
-from smtrain.checkpoint.writing import Container, Tensor
+from smtrain.checkpoint.writing import Tensor, TensorFile
 from smtrain.errors import CheckpointError
 
 ALIGNMENT = 64
@@ -156,7 +156,7 @@ class _Raw(io.RawIOBase):
         return n
 
 
-def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = None) -> Container:
+def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = None) -> TensorFile:
     """A file as torch.save would write a dict of these tensors, or another `pickled` object that names none of them."""
     stem = file.rsplit("/", 1)[-1].removesuffix(".pt")
     records: list[_Local] = []
@@ -183,7 +183,7 @@ def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = 
         fixed.append((at, header))
         offsets[name] = at + len(header)
         at = offsets[name] + tensor.size + len(descriptor(0, tensor.size))
-    return Container(file, offsets, at, fixed, _described, partial(_tail, stem, at, tuple(records), tuple(tensors)))
+    return TensorFile(file, offsets, at, fixed, _described, partial(_tail, stem, at, tuple(records), tuple(tensors)))
 
 
 @dataclass(frozen=True)

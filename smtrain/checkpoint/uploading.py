@@ -13,17 +13,17 @@ from contextlib import suppress
 from typing import Any
 
 from smtrain.checkpoint.places import RemotePlace, filesystem
-from smtrain.checkpoint.plan import MANIFEST, Plan, Progress, is_done, manifest, matches, on_threads
+from smtrain.checkpoint.plan import MANIFEST, ConversionPlan, ConversionProgress, is_done, manifest, matches, on_threads
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL
-from smtrain.checkpoint.writing import Container, Job, run
+from smtrain.checkpoint.writing import Job, TensorFile, run
 from smtrain.errors import CheckpointError
 
 _PART = 8 << 20  # bytes of one part of a multipart upload
 _UNSAID = 64 << 20  # bytes of finished files after which the journal, one object, is written again
 
 
-def upload(source: WeightSource, target: str, plan: Plan, work: str, overwrite: bool = True) -> None:
+def upload(source: WeightSource, target: str, plan: ConversionPlan, work: str, overwrite: bool = True) -> None:
     """Write `plan` under a URI; `work` says what the journal is of.
 
     Raises CheckpointError where the source turns out broken or the target cannot be written; what the conversion wrote
@@ -92,7 +92,7 @@ class _Journal:
         else:
             self.left = [file for file in self.files if file in present]
 
-    def begin(self, plan: Plan, mixed: bool) -> None:
+    def begin(self, plan: ConversionPlan, mixed: bool) -> None:
         """From now on the target is no checkpoint, until it has a manifest and no journal."""
         self.mixed = mixed
         self.files = [*(container.file for container in plan.containers), *plan.extras]
@@ -127,7 +127,7 @@ class _Journal:
 class _Upload:
     """A file written front to back in parts and not there until `commit`."""
 
-    def __init__(self, fs: Any, path: str, container: Container) -> None:
+    def __init__(self, fs: Any, path: str, container: TensorFile) -> None:
         self.container = container
         self.crcs: dict[str, int] = {}
         self._file = fs.open(path, "wb", block_size=_PART, autocommit=False)
@@ -158,11 +158,11 @@ class _Upload:
 
 class _Writer:
     def __init__(
-        self, source: WeightSource, plan: Plan, signed: str | None, journal: _Journal, present: dict[str, Any]
+        self, source: WeightSource, plan: ConversionPlan, signed: str | None, journal: _Journal, present: dict[str, Any]
     ) -> None:
         self._source, self._plan, self._signed, self._journal, self._present = source, plan, signed, journal, present
         self._fs, self._prefix = journal.fs, journal.prefix
-        self._progress, self._lock = Progress(plan), threading.Lock()
+        self._progress, self._lock = ConversionProgress(plan), threading.Lock()
         self._open: list[_Upload] = []
         """Begun, and not there."""
         self._files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
@@ -238,7 +238,7 @@ class _Writer:
                 if container.file in opened:
                     self._finished(opened.pop(container.file), self._progress.crcs[container.file])
 
-    def _start(self, container: Container) -> _Upload:
+    def _start(self, container: TensorFile) -> _Upload:
         upload = _Upload(self._fs, f"{self._prefix}/{container.file}", container)
         with self._lock:
             self._open.append(upload)

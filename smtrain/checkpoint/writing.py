@@ -40,7 +40,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Container:
+class TensorFile:
     """One file that holds tensors."""
 
     file: str
@@ -62,7 +62,7 @@ class Write:
 
     name: str
     parts: tuple[str, ...]
-    targets: tuple[Container, ...]
+    targets: tuple[TensorFile, ...]
 
 
 Job = tuple[Write, ...]
@@ -73,7 +73,7 @@ Job = tuple[Write, ...]
 class Running:
     """A tensor being written front to back."""
 
-    container: Container
+    container: TensorFile
     at: int
     crc: int = 0
     size: int = field(default=0)

@@ -41,7 +41,7 @@ def main() -> None:
     """Entry point of `smtrain`; user errors end with one sentence each and status 2."""
     argv = sys.argv[1:]
     if argv and argv[0] in COMMANDS:
-        from smtrain.cli.call import call
+        from smtrain.cli.dispatch import call
 
         sys.exit(call(argv[0], COMMANDS[argv[0]][0], argv[1:]))
     sys.exit(_without_command(argv))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from typing import Annotated, Any, Optional
 
 import typer
@@ -24,7 +23,9 @@ Config = Annotated[
 def inspect(path: Path, config: Config = None) -> None:
     """Say what a checkpoint is: kind, topology, family, step, size."""
     _named(path)
-    found = _module("about").inspect(path, _read(config))
+    from smtrain.checkpoint import summary
+
+    found = summary.inspect(path, _read(config))
     say(json.dumps(found.to_dict(), indent=2))
 
 
@@ -33,7 +34,9 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
     """Compare two checkpoints of any kind tensor by tensor; status 1 where they differ."""
     _named(a, b)
     count, most = 0, 0.0
-    for difference in _module("about").diff(a, b, _read(config)):
+    from smtrain.checkpoint import summary
+
+    for difference in summary.diff(a, b, _read(config)):
         amount = "" if difference.max_abs is None else f", by at most {difference.max_abs:.6g}"
         say(f"{'first: ' if not count else ''}{difference.name}: {difference.reason}{amount}")
         count, most = count + 1, max(most, difference.max_abs or 0.0)
@@ -46,12 +49,9 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
 def verify(path: Path, config: Config = None) -> None:
     """Read every byte and compare the hashes."""
     _named(path)
-    say(f"{_module('about').verify(path, _read(config))} hashes are right")
+    from smtrain.checkpoint import summary
 
-
-def _module(name: str) -> Any:
-    # by name: the command line belongs to the client half, which does without torch, and this command alone needs it
-    return import_module(f"smtrain.checkpoint.{name}")
+    say(f"{summary.verify(path, _read(config))} hashes are right")
 
 
 def _named(*paths: str) -> None:
@@ -60,4 +60,6 @@ def _named(*paths: str) -> None:
 
 
 def _read(config: str | None) -> dict[str, Any] | None:
-    return None if config is None else _module("convert").read_beside(config)
+    from smtrain.checkpoint import convert
+
+    return None if config is None else convert.read_beside(config)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional, cast
 
 import typer
 
@@ -81,10 +80,17 @@ def prepare(
         "holdout": _holdout(validation_fraction, validation_path, validation_split),
     }  # fmt: skip
     if objective == "sft":
-        made = _module("sft").prepare_sft(inputs, Path(output), Path(model), overlong=overlong, **common)
+        from smtrain.data.sft import prepare_sft
+
+        made = prepare_sft(
+            inputs, Path(output), Path(model), overlong=cast(Literal["truncate", "drop"], overlong), **common
+        )
     else:
-        cleaning = _module("cleaning").Cleaning(unicode, strip_control, min_characters, deduplicate)
-        made = _module("prepare").prepare(
+        from smtrain.data.cleaning import Cleaning
+        from smtrain.data.prepare import prepare as prepare_text
+
+        cleaning = Cleaning(cast(Literal["none", "nfc", "nfkc"], unicode), strip_control, min_characters, deduplicate)
+        made = prepare_text(
             inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaning, append_eod=not no_eod,
             separator=_unescaped(separator), **common,
         )  # fmt: skip
@@ -109,8 +115,10 @@ def merge(
     typed(FLAGS)
     for name in [*datasets, output]:
         named("DATASET or PREFIX", name)
-    prefixes = [prefix for name in datasets for prefix in _module("exchange").prefixes(Path(name))]
-    say(f"{output}: {_module('indexes').merge(prefixes, Path(output), overwrite=overwrite):,} documents")
+    from smtrain.data import exchange, indexes
+
+    prefixes = [prefix for name in datasets for prefix in exchange.prefixes(Path(name))]
+    say(f"{output}: {indexes.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
 
 
 @app.command()
@@ -128,10 +136,12 @@ def split(
     typed(FLAGS)
     named("DATASET", dataset)
     named("PREFIX", output)
-    found = _module("exchange").prefixes(Path(dataset))
+    from smtrain.data import exchange, indexes
+
+    found = exchange.prefixes(Path(dataset))
     if len(found) != 1:
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
-    for made in _module("indexes").split(found[0], Path(output), shares, overwrite=overwrite):
+    for made in indexes.split(found[0], Path(output), shares, overwrite=overwrite):
         say(made)
 
 
@@ -146,15 +156,17 @@ def inspect(
     from smtrain.follow.sparkline import sparkline
 
     named("DATASET", dataset)
-    about = _module("about").inspect(Path(dataset), Path(model) if model else None)
+    from smtrain.data import summary
+
+    about = summary.inspect(Path(dataset), Path(model) if model else None)
     if png:
-        _module("about").save_picture(about, Path(png), dataset)
+        summary.save_picture(about, Path(png), dataset)
     if as_json:
         say(json.dumps(about.facts, indent=2))
         return
     for key, value in about.facts.items():
         say(f"{key:16} {value:,}" if type(value) is int else f"{key:16} {value}")
-    say(f"\noccurrences by rank, both logarithmic\n{sparkline(_module('about').ranks(about.counts))}\n")
+    say(f"\noccurrences by rank, both logarithmic\n{sparkline(summary.ranks(about.counts))}\n")
     widest = about.top[0][2] if about.top else 1.0
     for number, text, share in about.top:
         name = f"{number}" if text is None else f"{number} {text!r}"
@@ -169,7 +181,9 @@ def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     typed(FLAGS)
     named("DATASET", dataset)
     options.folder_of("OUT", output)
-    say(f"{output}: {_module('exchange').export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
+    from smtrain.data import exchange
+
+    say(f"{output}: {exchange.export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
 
 
 @app.command("import")
@@ -185,7 +199,9 @@ def import_(
     named("SOURCE", source)
     named("--model", model)
     options.folder_of("OUT", output)
-    made = _module("exchange").import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
+    from smtrain.data import exchange
+
+    made = exchange.import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
 
 
@@ -205,7 +221,9 @@ def _holdout(fraction: float | None, path: str | None, split: str | None) -> Any
         shares = parts(split) if split is not None else None
     except ValueError as error:
         raise ConfigError([f"--validation-split {split}: {error}"]) from None
-    return _module("holdout").HoldOut(fraction, shares, path) if told else None
+    from smtrain.data.holdout import HoldOut
+
+    return HoldOut(fraction, shares, path) if told else None
 
 
 def _unescaped(separator: str | None) -> str | None:
@@ -222,8 +240,3 @@ def named(word: str, text: str) -> None:
     """Raises `ConfigError` where what should name a file or folder is empty: it would mean the working directory."""
     if not text.strip():
         raise ConfigError([f"{word} is an empty name; name a file or a folder"])
-
-
-def _module(name: str) -> Any:
-    # by name: the command line belongs to the client half, which does without numpy, and this command alone needs it
-    return import_module(f"smtrain.data.{name}")

@@ -16,7 +16,7 @@ from smtrain.text import say
 app = options.app()
 
 
-class Engine(str, Enum):
+class EngineOption(str, Enum):
     """What an image is for."""
 
     native = "native"
@@ -26,7 +26,7 @@ class Engine(str, Enum):
 @app.command()
 def images(
     region: Annotated[str, typer.Option(help="Region of the registry.")] = "us-west-2",
-    engine: Annotated[Engine, typer.Option(help="Engine to choose the image for.")] = Engine.nxd,
+    engine: Annotated[EngineOption, typer.Option(help="Engine to choose the image for.")] = EngineOption.nxd,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """List the images, newest first. compute.image, a whole URI, always wins."""

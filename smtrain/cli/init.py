@@ -42,7 +42,7 @@ def init(
     from smtrain.config.yaml_file import parse
     from smtrain.errors import ConfigError
     from smtrain.planner.resolve import load_config
-    from smtrain.planner.subject import text_bytes
+    from smtrain.planner.workload import text_bytes
 
     if file.exists() and not force:
         raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])
@@ -75,7 +75,7 @@ def _shape_known(model: str) -> bool:
     """Whether the planner knows the model's shape, and so can choose a mesh."""
     from smtrain.config import JobConfig
     from smtrain.errors import ConfigError
-    from smtrain.planner.subject import shape_of
+    from smtrain.planner.workload import shape_of
 
     try:
         shape_of(JobConfig.model_validate({"model": {"path": model}}))

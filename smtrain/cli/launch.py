@@ -33,7 +33,7 @@ def launch(
     every: options.Every = None,
 ) -> None:
     """Start one stage of a config and follow it."""
-    from smtrain.cli.before import planned
+    from smtrain.cli.price_check import planned
     from smtrain.planner.resolve import load_config
     from smtrain.submission.api import launch as launch_stage
 

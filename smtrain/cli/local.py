@@ -11,7 +11,7 @@ from smtrain.cli import options
 from smtrain.text import say
 
 if TYPE_CHECKING:
-    from smtrain.local.clean import Cleaning
+    from smtrain.local.clean import Removal
 
 app = options.app()
 
@@ -98,7 +98,7 @@ def clean(
     say(f"{spell_bytes(max(0, remove(endpoint, found, everything=everything)))} freed")
 
 
-def _show(found: Cleaning) -> None:
+def _show(found: Removal) -> None:
     from smtrain.local.usage import spell_bytes
 
     if found.jobs:

@@ -23,7 +23,7 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     from smtrain.follow.progress import Progress
     from smtrain.follow.sparkline import sparkline
     from smtrain.handle.job import Job
-    from smtrain.planner import ticket
+    from smtrain.planner import plan_tag
 
     handle = Job(job, options.name_of(target))
     told, now = handle.describe(), datetime.now(timezone.utc)
@@ -43,9 +43,9 @@ def status(job: options.JobName, target: options.Where = None) -> None:
         losses = [r["loss"] for r in records if "loss" in r]
         numbers = "  ".join(f"{name} {value}" for name, value in progress.numbers()[1:])
         say(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
-    if planned := ticket.read(_tags(handle, told["TrainingJobArn"])):
+    if planned := plan_tag.read(_tags(handle, told["TrainingJobArn"])):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
-        say(f"plan:        {ticket.compare(planned, median(rates) if rates else None)}")
+        say(f"plan:        {plan_tag.compare(planned, median(rates) if rates else None)}")
     for line in left_behind(handle, told):
         say(line)
     if (why := handle.explain()).failed:

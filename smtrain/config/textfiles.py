@@ -41,7 +41,7 @@ class LeftOut:
 
 
 @dataclass
-class Choice:
+class TextFiles:
     """The names to read with their kind (a key of ENDINGS), in their order, and the files that are left out."""
 
     read: list[tuple[str, str]] = field(default_factory=list)
@@ -108,12 +108,12 @@ def _no_file(path: Path, is_folder: bool) -> str:
 
 def choose(
     files: Iterable[tuple[str, int]], form: str, open_file: Callable[[str], IO[bytes]], left_out: Iterable[LeftOut] = ()
-) -> Choice:
+) -> TextFiles:
     """What of `files` (name and bytes) a source of the format `form` reads.
 
     `open_file` opens one of them by its name; it is asked for small descriptions and for the heads of .json files.
     """
-    made = Choice()
+    made = TextFiles()
     sizes = dict(files)
     splits = _other_splits(sizes, open_file)
     described = _described(sizes, open_file)
@@ -148,7 +148,7 @@ def choose(
     return made
 
 
-def choose_in(folder: Path, form: str) -> tuple[Choice, dict[str, int]]:
+def choose_in(folder: Path, form: str) -> tuple[TextFiles, dict[str, int]]:
     """What of a folder of this machine is read, and the bytes of each of its files."""
     paths, others = folder_files(folder)
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}

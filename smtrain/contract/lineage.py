@@ -65,7 +65,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Part:
+class LineagePart:
     """A job's checkpoints as far as they belong to a line."""
 
     job: str
@@ -107,11 +107,11 @@ class Lines:
 
         return max(self.folders, key=rank, default=None)
 
-    def parts(self, job: str | None, last: int | None = None) -> tuple[Part, ...]:
+    def parts(self, job: str | None, last: int | None = None) -> tuple[LineagePart, ...]:
         """A job's line, its own checkpoints first; of none of them a step beyond `last`."""
-        found: list[Part] = []
+        found: list[LineagePart] = []
         while job is not None and job not in [part.job for part in found]:
-            found.append(Part(job, last))
+            found.append(LineagePart(job, last))
             origin = self.folders[job].origin if job in self.folders else None
             if origin is None:
                 break
@@ -120,7 +120,7 @@ class Lines:
                 last = origin.step if last is None else min(last, origin.step)
         return tuple(found)
 
-    def steps(self, parts: Iterable[Part]) -> list[tuple[int, str]]:
+    def steps(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
         """(step, relative path) of the checkpoints of a line, whole or not, oldest first."""
         found: dict[int, str] = {}
         for part in parts:
@@ -129,7 +129,7 @@ class Lines:
                     found.setdefault(step, path)
         return sorted(found.items())
 
-    def left(self, parts: Iterable[Part]) -> list[tuple[int, str]]:
+    def left(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
         """The same with what the line's jobs wrote beyond the steps that it goes on from."""
         return sorted((s, path) for p in parts for s, path in self.folders.get(p.job, Folder()).steps.items())
 
@@ -149,23 +149,23 @@ def lines_in(root: Path) -> Lines:
 
 
 @dataclass(frozen=True)
-class Line:
+class Lineage:
     """The line that a job writes and goes on with, on one host's disk."""
 
     root: Path
     """The run's prefix on this disk."""
-    parts: tuple[Part, ...]
+    parts: tuple[LineagePart, ...]
     """The job's own first."""
 
     @classmethod
-    def of(cls, root: Path, job: str) -> Line:
+    def of(cls, root: Path, job: str) -> Lineage:
         """The line of a job: the one that it began before, else a new one that goes on with the run's newest."""
         lines = lines_in(root)
         if job == PREFIX and set(lines.folders) - {PREFIX}:
             job = UNNAMED
         if job in lines.folders or lines.newest is None:
             return cls(root, lines.parts(job))
-        return cls(root, (Part(job, None), *lines.parts(lines.newest)))
+        return cls(root, (LineagePart(job, None), *lines.parts(lines.newest)))
 
     @property
     def own(self) -> Path:
@@ -180,13 +180,13 @@ class Line:
         """A checkpoint's path relative to the run's prefix, the same on every host."""
         return checkpoint.relative_to(self.root).as_posix()
 
-    def begun(self, step: int | None) -> Line:
+    def begun(self, step: int | None) -> Lineage:
         """The line as it is once training goes on from `step` of it, None: from nothing."""
         if step is None:
-            return Line(self.root, self.parts[:1])
+            return Lineage(self.root, self.parts[:1])
         limits = (step if part.last is None else min(part.last, step) for part in self.parts[1:])
-        older = (Part(part.job, last) for part, last in zip(self.parts[1:], limits, strict=True))
-        return Line(self.root, (self.parts[0], *older))
+        older = (LineagePart(part.job, last) for part, last in zip(self.parts[1:], limits, strict=True))
+        return Lineage(self.root, (self.parts[0], *older))
 
     def record(self) -> None:
         """Write down what the job began from, unless that is there. Rank 0's, before the first step."""

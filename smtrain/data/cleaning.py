@@ -59,7 +59,7 @@ def hashes_of(ids: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.uint64]:
     return np.frombuffer(found, np.uint64)
 
 
-class Seen:
+class SeenDocuments:
     """The hashes met so far, in a table of fixed size: 8 bytes a slot, three quarters of which are filled at most.
 
     The default takes 256 MiB and remembers 25 million documents. Later ones are compared with those and not

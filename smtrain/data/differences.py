@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smtrain.data.unlike import UNLIKE
+from smtrain.data.unlike_characters import UNLIKE
 
 _MANY = 0.05
 """Share of lead bytes above which looking at each of them costs more than the search."""

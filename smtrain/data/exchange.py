@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from smtrain.data.indexed import IndexedDataset, write_index
-from smtrain.data.manifest import PREFIX, Manifest, files_of, refuse_others
+from smtrain.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.data.sources import SourceFile, find_files
 from smtrain.data.tally import fingerprint, fingerprints
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
@@ -35,7 +35,7 @@ def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
     Raises DataError for prepared instruction data, unless the caller knows of the `answers` marked beside it.
     """
     if path.is_dir():
-        manifest = Manifest.load(path)
+        manifest = DatasetManifest.load(path)
         if manifest.objective == "sft" and not answers:
             raise DataError(
                 f"{path} holds instruction data, whose answers are marked in files of their own, which would be lost; "
@@ -105,7 +105,9 @@ def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) ->
     return names
 
 
-def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int, *, overwrite: bool = False) -> Manifest:
+def import_tokens(
+    source: Path, output: Path, tokenizer: Path, seq_len: int, *, overwrite: bool = False
+) -> DatasetManifest:
     """Make a prepared dataset of a Megatron pair (its prefix) or of Arrow or Parquet rows with a column input_ids.
 
     Raises DataError where ids are beyond the tokenizer's vocabulary, there is not one sample of `seq_len` + 1 or,
@@ -129,7 +131,7 @@ def import_tokens(source: Path, output: Path, tokenizer: Path, seq_len: int, *, 
             output.rmdir()
 
 
-def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq_len: int) -> Manifest:
+def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
     """Write beside, then rename: the manifest, which makes it a dataset, comes last."""
     bin_path, idx_path = (beside.with_name(beside.name + end) for end in (".bin", ".idx"))
     prefix = prefixes(source)[0] if not source.is_dir() else source
@@ -151,7 +153,7 @@ def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq
         old.unlink(missing_ok=True)
     for path, end in ((bin_path, ".bin"), (idx_path, ".idx")):
         path.replace(output / f"{PREFIX}{end}")
-    manifest = Manifest(
+    manifest = DatasetManifest(
         vocab_size=facts.vocab_size, model_vocab_size=facts.model_vocab_size, tokenizer_sha256=facts.sha256,
         eos_id=facts.eos_id, append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),
         seq_len=seq_len, dtype=facts.dtype.name, documents=len(documents) - 1, tokens=total,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smtrain.data.checksums import REMEDY, SUFFIX, Blocks, PairSums, Rolling, read_sums, sums_beside, write_sums
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.errors import DataError
 
 KEPT = "data-checksums"
@@ -29,7 +29,7 @@ class FirstRead:
     `sums` are the checksums of each pair, or None. Raises DataError where they are missing or damaged.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, prefixes: Sequence[str], keep: Path | None) -> None:
+    def __init__(self, folder: Path, manifest: DatasetManifest, prefixes: Sequence[str], keep: Path | None) -> None:
         self.paths = [folder / f"{prefix}.bin" for prefix in prefixes]
         self.sums = [_sums(folder, manifest, prefix, keep) for prefix in prefixes]
         self._blocks = [
@@ -78,7 +78,7 @@ class FirstRead:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _read_through(self, folder: Path, manifest: Manifest, prefixes: list[str], keep: Path | None) -> None:
+    def _read_through(self, folder: Path, manifest: DatasetManifest, prefixes: list[str], keep: Path | None) -> None:
         try:
             for prefix in prefixes:
                 found = [self._whole(folder / f"{prefix}{end}", manifest) for end in (".bin", ".idx")]
@@ -94,7 +94,7 @@ class FirstRead:
         except OSError as error:
             self._damage = DataError(f"{error.filename or folder}: {error.strerror}; check the channel and the disk.")
 
-    def _whole(self, path: Path, manifest: Manifest) -> Rolling:
+    def _whole(self, path: Path, manifest: DatasetManifest) -> Rolling:
         rolling, whole = Rolling(), hashlib.sha256()
         with path.open("rb") as file:
             while not self._closing.is_set() and (part := file.read(_READ)):
@@ -106,7 +106,7 @@ class FirstRead:
         return rolling
 
 
-def _sums(folder: Path, manifest: Manifest, prefix: str, keep: Path | None) -> PairSums | None:
+def _sums(folder: Path, manifest: DatasetManifest, prefix: str, keep: Path | None) -> PairSums | None:
     if f"{prefix}{SUFFIX}" in manifest.files:
         return read_sums(folder / f"{prefix}{SUFFIX}")
     if found := sums_beside(folder / prefix):
@@ -115,7 +115,7 @@ def _sums(folder: Path, manifest: Manifest, prefix: str, keep: Path | None) -> P
     return read_sums(kept) if kept and kept.is_file() else None
 
 
-def _kept(keep: Path, manifest: Manifest, prefix: str) -> Path:
+def _kept(keep: Path, manifest: DatasetManifest, prefix: str) -> Path:
     """A name of the data's own, so that the checksums of other data are never taken for these."""
     whole = manifest.files.get(f"{prefix}.bin", {}).get("sha256", "unknown")
     return keep / f"{prefix}-{whole[:16]}{SUFFIX}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from smtrain.data.firstread import FirstRead
 from smtrain.data.indexed import read_index
 from smtrain.data.loader import check_size
-from smtrain.data.manifest import VALIDATION, VALIDATION_MASK, Manifest
+from smtrain.data.manifest import VALIDATION, VALIDATION_MASK, DatasetManifest
 from smtrain.data.order import epoch_order
 from smtrain.data.packed import Samples
 from smtrain.data.packing import Packing
@@ -33,7 +33,7 @@ class HeldOut:
         self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int,
         count: int | None = None, document_mask: bool = False,
     ) -> None:  # fmt: skip
-        manifest = Manifest.load(folder)
+        manifest = DatasetManifest.load(folder)
         if not manifest.validation:
             raise DataError(
                 f"train.validation: {folder} was prepared without a held-out part; prepare the text again with "
@@ -78,7 +78,7 @@ class HeldOut:
 class _Windows:
     """Windows of `seq_len` + 1 tokens, one every `seq_len`; the last one may be shorter."""
 
-    def __init__(self, folder: Path, manifest: Manifest, tokens: int, seq_len: int, document_mask: bool) -> None:
+    def __init__(self, folder: Path, manifest: DatasetManifest, tokens: int, seq_len: int, document_mask: bool) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._seq_len, self._tokens = seq_len, tokens
         path = folder / f"{VALIDATION}.bin"

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from smtrain.data.firstread import FirstRead
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.order import Order
 from smtrain.errors import DataError
 
@@ -57,7 +57,7 @@ class TokenLoader:
     ) -> None:
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
-        self.manifest = Manifest.load(folder)
+        self.manifest = DatasetManifest.load(folder)
         check_fits(self.manifest, folder, seq_len, vocab_size)
         self.seq_len = seq_len
         self.global_batch_size = global_batch_size
@@ -78,7 +78,7 @@ class TokenLoader:
             check_size(path, part["tokens"] * self._dtype.itemsize)
         self._checks = FirstRead(folder, self.manifest, [part["prefix"] for part in parts], keep)
         # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
-        self._free = [_Files(self._paths) for _ in range(READERS)]
+        self._free = [_DatasetFiles(self._paths) for _ in range(READERS)]
         self._closing = threading.Event()
         self._warmer = threading.Thread(target=self._warm, name="warm", daemon=True)
         if on_fuse(folder) and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -140,7 +140,7 @@ class TokenLoader:
         finally:
             self._free.append(files)
 
-    def _windows(self, files: _Files, samples: list[tuple[int, int]]) -> torch.Tensor:
+    def _windows(self, files: _DatasetFiles, samples: list[tuple[int, int]]) -> torch.Tensor:
         windows = np.empty((len(samples), self.seq_len + 1), np.int64)
         length = (self.seq_len + 1) * self._dtype.itemsize
         for row, (part, sample) in enumerate(samples):
@@ -149,7 +149,7 @@ class TokenLoader:
         return torch.from_numpy(windows)
 
 
-class _Files:
+class _DatasetFiles:
     """Every part's file, open for one thread.
 
     Plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error.
@@ -198,7 +198,7 @@ def check_size(path: Path, wanted: int) -> None:
         raise DataError(f"{path} has {size} bytes and its manifest tells of {wanted}; prepare the data again.")
 
 
-def check_fits(manifest: Manifest, folder: Path, seq_len: int, vocab_size: int) -> None:
+def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size: int) -> None:
     """Raises DataError where a dataset was prepared for another seq_len or vocabulary."""
     if manifest.seq_len != seq_len:
         raise DataError(

@@ -37,7 +37,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DatasetManifest:
     """What `prepare` made. The folder is a prepared dataset once this file is in it.
 
     `vocab_size` is the tokenizer's largest id + 1, `model_vocab_size` that of the config.json beside the tokenizer
@@ -100,7 +100,7 @@ class Manifest:
         partial.replace(folder / NAME)
 
     @classmethod
-    def load(cls, folder: Path) -> Manifest:
+    def load(cls, folder: Path) -> DatasetManifest:
         """Raises DataError where `folder` is not a prepared dataset, or one of a format not known here."""
         path = folder / NAME
         try:

@@ -20,7 +20,7 @@ from smtrain.data.checksums import sums_beside
 from smtrain.data.firstread import FirstRead
 from smtrain.data.indexed import read_index
 from smtrain.data.loader import TokenLoader, check_fits, check_size
-from smtrain.data.manifest import MASK, PREFIX, Manifest
+from smtrain.data.manifest import MASK, PREFIX, DatasetManifest
 from smtrain.data.packing import Packing
 from smtrain.errors import DataError
 from smtrain.model.labels import IGNORED
@@ -41,7 +41,7 @@ class PackedLoader:
     ) -> None:  # fmt: skip
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
-        self.manifest = Manifest.load(folder)
+        self.manifest = DatasetManifest.load(folder)
         check_fits(self.manifest, folder, seq_len, vocab_size)
         self.seq_len, self.global_batch_size = seq_len, global_batch_size
         self.waited = 0.0
@@ -86,7 +86,14 @@ class Samples:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, prefix: str, mask: str, count: int, tokens: int, keep: Path | None
+        self,
+        folder: Path,
+        manifest: DatasetManifest,
+        prefix: str,
+        mask: str,
+        count: int,
+        tokens: int,
+        keep: Path | None,
     ) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._padding = manifest.eos_id or 0

@@ -28,7 +28,7 @@ from smtrain.errors import DataError
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """What one block became: ids end to end, a length per document, and the block's faults.
 
     `hashes` is there when duplicates are to be found, `sides` (TRAIN, HELD or TEST of each document) when some
@@ -67,9 +67,9 @@ class How:
         return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES, *held_out])
 
 
-def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[Piece]:
+def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[TextPiece]:
     """Every block's tokens, in the order of the text."""
-    waiting: deque[Future[list[Piece]]] = deque()
+    waiting: deque[Future[list[TextPiece]]] = deque()
     ahead = (how.workers or cores()) + 2
     try:
         for task in _tasks(found):
@@ -102,7 +102,7 @@ def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
         yield task
 
 
-def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[Piece]:
+def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
     if isinstance(task[0].payload, blocks.Tokens):
         return [_as_it_is(task[0], task[0].payload, how)]
     read = [reading.read_block(block, how.text_column, how.separator) for block in task]
@@ -118,7 +118,7 @@ def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[Piece]:
         rows = slice(text_at, text_at + len(kept))
         size = int(ends[rows].sum(dtype=np.int64))
         pieces.append(
-            Piece(
+            TextPiece(
                 block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
                 found[rows] if how.cleaning.deduplicate and found is not None else None,
                 None if sides is None else sides[rows],
@@ -128,7 +128,7 @@ def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[Piece]:
     return pieces
 
 
-def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> Piece:
+def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> TextPiece:
     if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < how.facts.vocab_size:
         raise DataError(
             f"{block.file.path} has ids up to {tokens.ids.max()} and the tokenizer {how.facts.vocab_size} tokens; "
@@ -140,7 +140,7 @@ def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> Piece:
         sides = how.holdout.by_place(tokens.first, len(lengths), tokens.total)
     elif how.holdout is not None and how.holdout.fraction is not None:
         sides = how.holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
-    return Piece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides)
+    return TextPiece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides)
 
 
 def cores() -> int:

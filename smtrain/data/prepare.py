@@ -19,13 +19,13 @@ from smtrain.data.cleaning import Cleaning
 from smtrain.data.encoder import Encoder, MismatchError, Plain
 from smtrain.data.holdout import HoldOut
 from smtrain.data.journal import Journal
-from smtrain.data.manifest import Manifest, files_of, refuse_others
+from smtrain.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.data.parts import Parts
 from smtrain.data.pieces import How, cores, pieces
-from smtrain.data.progress import Progress, console
+from smtrain.data.progress import DataProgress, console
 from smtrain.data.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sources import Format, SourceFile, find_files
-from smtrain.data.tally import Tally
+from smtrain.data.tally import TokenTally
 from smtrain.data.tokenizer import tokenizer_facts
 from smtrain.errors import DataError
 
@@ -43,12 +43,12 @@ def prepare(
     workers: int | None = None,
     max_bad: int = 0,
     append_eod: bool = True,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
     overwrite: bool = True,
     holdout: HoldOut | None = None,
-) -> Manifest:
+) -> DatasetManifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
     `inputs` is a file, folder, glob or URI, or several of them, each of which becomes a part to mix. `tokenizer` is a
@@ -96,7 +96,7 @@ def prepare(
             report = progress or stack.enter_context(console())
             tally = _tally(files, how, journal, max_bad, report, say)
         tally.check(seq_len, sources)
-        manifest = Manifest(
+        manifest = DatasetManifest(
             vocab_size=facts.vocab_size,
             model_vocab_size=facts.model_vocab_size,
             tokenizer_sha256=facts.sha256,
@@ -136,8 +136,8 @@ def _refuse_split(files: list[list[SourceFile]], holdout: HoldOut | None) -> Non
 
 def _tally(
     files: list[list[SourceFile]], how: How, journal: Journal, max_bad: int,
-    report: Callable[[Progress], None], say: Callable[[str], None],
-) -> Tally:  # fmt: skip
+    report: Callable[[DataProgress], None], say: Callable[[str], None],
+) -> TokenTally:  # fmt: skip
     chosen, why = encoder.choose(how.tokenizer)
     if why:
         say(f"prepare: tokenizing with {chosen.name}: {why}")
@@ -151,13 +151,13 @@ def _tally(
 
 def _run(
     files: list[list[SourceFile]], how: How, journal: Journal, chosen: Encoder, max_bad: int,
-    report: Callable[[Progress], None], say: Callable[[str], None],
-) -> Tally:  # fmt: skip
+    report: Callable[[DataProgress], None], say: Callable[[str], None],
+) -> TokenTally:  # fmt: skip
     """All blocks of all sources, from where the journal is."""
     settings = digest([how.digest(files), chosen.name])
 
-    def empty() -> Tally:
-        return Tally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate, how.holdout)
+    def empty() -> TokenTally:
+        return TokenTally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate, how.holdout)
 
     tally = gone_on(empty, settings, journal, how.parts)
     total = sum(file.bytes for part in files for file in part)

@@ -12,7 +12,7 @@ LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class DataProgress:
     """Bytes of the input files (as they lie on the disk) and tokens so far, after `seconds` of work.
 
     `before_bytes` of them were done by an earlier run, and say nothing of the rate.
@@ -39,9 +39,9 @@ class _Lines:
 
     def __init__(self) -> None:
         self._said = time.monotonic()
-        self._unsaid: Progress | None = None
+        self._unsaid: DataProgress | None = None
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: DataProgress) -> None:
         self._unsaid = progress
         if time.monotonic() - self._said >= LINE_SECONDS:
             self.say()
@@ -53,7 +53,7 @@ class _Lines:
 
 
 @contextmanager
-def console() -> Iterator[Callable[[Progress], None]]:
+def console() -> Iterator[Callable[[DataProgress], None]]:
     """A reporter for whatever stderr is."""
     if not sys.stderr.isatty():
         lines = _Lines()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from smtrain.data.journal import Journal
-from smtrain.data.manifest import NAME, PREFIX, Manifest
+from smtrain.data.manifest import NAME, PREFIX, DatasetManifest
 from smtrain.data.parts import Parts, StoppedError
-from smtrain.data.progress import Progress
+from smtrain.data.progress import DataProgress
 from smtrain.errors import DataError
 
 MARK_BYTES = 64 << 20
@@ -72,7 +72,7 @@ def unfinished(output: Path, parts: Parts | None) -> Iterator[Journal]:
             output.rmdir()
 
 
-def publish(journal: Journal, manifest: Manifest, output: Path) -> Manifest:
+def publish(journal: Journal, manifest: DatasetManifest, output: Path) -> DatasetManifest:
     """Move the finished files into `output`; without its manifest the folder is no dataset, so none is read half."""
     (output / NAME).unlink(missing_ok=True)
     for name in manifest.files:
@@ -108,7 +108,7 @@ class Marker:
 
     def __init__(
         self, work: Markable, total: int, settings: str, journal: Journal, parts: Parts | None,
-        report: Callable[[Progress], None], say: Callable[[str], None],
+        report: Callable[[DataProgress], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._work, self._total, self._settings = work, total, settings
         self._journal, self._parts, self._report = journal, parts, report
@@ -121,7 +121,7 @@ class Marker:
     def piece_done(self, documents: int, tokens: int) -> None:
         """To be called after every piece. Raises StoppedError where the machine was asked to end."""
         done, seconds = self._work.done_bytes, time.monotonic() - self._began
-        self._report(Progress(done, self._total, documents, tokens, seconds, self._before))
+        self._report(DataProgress(done, self._total, documents, tokens, seconds, self._before))
         stop = self._parts is not None and self._parts.stop.is_set()
         if done - self._marked >= self._every or stop:
             self._marked = done

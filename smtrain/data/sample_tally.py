@@ -10,9 +10,9 @@ import numpy as np
 
 from smtrain.data.holdout import HELD, TRAIN, HoldOut
 from smtrain.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
-from smtrain.data.samples import Piece
+from smtrain.data.samples import SamplePiece
 from smtrain.data.sources import SourceFile
-from smtrain.data.tally import Bad, Part
+from smtrain.data.tally import Bad, TallyPart
 
 
 class SampleTally:
@@ -24,7 +24,7 @@ class SampleTally:
         """The last `others` of `files` are held out whole."""
         names = [(PREFIX, MASK), *([(VALIDATION, VALIDATION_MASK)] if holdout else [])]
         kinds = (np.dtype(dtype), np.dtype(np.uint8))
-        self._parts = {n: Part(folder, n, kind) for pair in names for n, kind in zip(pair, kinds, strict=True)}
+        self._parts = {n: TallyPart(folder, n, kind) for pair in names for n, kind in zip(pair, kinds, strict=True)}
         self._held_out = set(files[len(files) - others :]) if others else set()
         self._files, self._number = files, {file: number for number, file in enumerate(files)}
         self.blocks = self.done_bytes = 0
@@ -41,7 +41,7 @@ class SampleTally:
         return self._parts[PREFIX].tokens
 
     @property
-    def held_out(self) -> Part | None:
+    def held_out(self) -> TallyPart | None:
         """The samples for validation."""
         return self._parts.get(VALIDATION)
 
@@ -50,7 +50,7 @@ class SampleTally:
         for part in self._parts.values():
             part.begin()
 
-    def add(self, piece: Piece, max_bad: int) -> None:
+    def add(self, piece: SamplePiece, max_bad: int) -> None:
         """Append a piece. Raises DataError beyond `max_bad` bad records."""
         number = self._number[piece.block.file]
         if piece.block.first:

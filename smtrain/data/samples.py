@@ -28,7 +28,7 @@ _GROUP_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class SamplePiece:
     """What one block became: tokens and mask end to end, a length per sample, faults, and what else is to be told.
 
     `sides` is there when some samples are held out.
@@ -56,7 +56,7 @@ class Maker:
         self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder)
         self._limit, self._shape, self._drop = seq_len + 1, shape, overlong == "drop"
 
-    def piece(self, block: Block) -> Piece:
+    def piece(self, block: Block) -> SamplePiece:
         found = read_records(block)
         rendered: list[Rendered] = []
         hashes: list[int] = []  # of the conversation of each text: what is made of one stays on one side
@@ -76,7 +76,7 @@ class Maker:
         fitted = list(encoded)
         samples = [sample for sample in fitted if sample is not None]
         kept = np.array([sample is not None for sample in fitted], bool)
-        return Piece(
+        return SamplePiece(
             block.without_payload(),
             np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
             np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),

@@ -23,14 +23,14 @@ from smtrain.config.schema import digest
 from smtrain.data.blocks import BLOCK_BYTES, Block
 from smtrain.data.chat import COLUMNS, Shape
 from smtrain.data.holdout import HoldOut
-from smtrain.data.manifest import PREFIX, Manifest, files_of, refuse_others
+from smtrain.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.data.parts import Parts
 from smtrain.data.pieces import cores
-from smtrain.data.progress import Progress, console
+from smtrain.data.progress import DataProgress, console
 from smtrain.data.records import record_blocks
 from smtrain.data.resumable import Marker, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sample_tally import SampleTally
-from smtrain.data.samples import LONG, NO_ANSWER, Maker, Piece
+from smtrain.data.samples import LONG, NO_ANSWER, Maker, SamplePiece
 from smtrain.data.sources import SourceFile, find_files
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
 from smtrain.errors import DataError
@@ -46,12 +46,12 @@ def prepare_sft(
     overlong: Literal["truncate", "drop"] = "truncate",
     workers: int | None = None,
     max_bad: int = 0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
     overwrite: bool = True,
     holdout: HoldOut | None = None,
-) -> Manifest:
+) -> DatasetManifest:
     """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
 
     `inputs` are files, folders, globs or URIs of jsonl, Parquet or Arrow. `format` is that of the files, or how a
@@ -144,9 +144,9 @@ def _digest(
     )
 
 
-def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out: list[str]) -> Manifest:
+def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out: list[str]) -> DatasetManifest:
     count, tokens = tally.samples, tally.tokens
-    return Manifest(
+    return DatasetManifest(
         vocab_size=facts.vocab_size,
         model_vocab_size=facts.model_vocab_size,
         tokenizer_sha256=facts.sha256,
@@ -171,7 +171,7 @@ def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out:
     )
 
 
-def _pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None) -> Iterator[Piece]:
+def _pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None) -> Iterator[SamplePiece]:
     """The samples of every block but the first `done`, in the order of the text."""
     found = islice((block for file in files for block in record_blocks(file, COLUMNS)), done, None)
     count = workers or cores()
@@ -181,7 +181,7 @@ def _pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None
     # processes, because templates run under Python's lock; spawned, because a forked copy of threads may hang
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=make.arguments)
-    waiting: deque[Future[Piece]] = deque()
+    waiting: deque[Future[SamplePiece]] = deque()
     try:
         for block in found:
             waiting.append(pool.submit(_work, block))
@@ -218,5 +218,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(block: Block) -> Piece:
+def _work(block: Block) -> SamplePiece:
     return _maker.piece(block)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smtrain.data.checksums import SUFFIX, Rolling, write_sums
-from smtrain.data.cleaning import Seen
+from smtrain.data.cleaning import SeenDocuments
 from smtrain.data.holdout import HELD, TEST, TRAIN, HoldOut
 from smtrain.data.indexed import index_of_documents
 from smtrain.data.journal import Appender
@@ -19,7 +19,7 @@ from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError
 
 if TYPE_CHECKING:
-    from smtrain.data.pieces import Piece
+    from smtrain.data.pieces import TextPiece
 
 _BAD_LINES_KEPT = 100
 
@@ -44,7 +44,7 @@ class Bad:
             )
 
 
-class Part:
+class TallyPart:
     """The tokens of one source: PREFIX.bin, and a length per document for the index."""
 
     def __init__(self, folder: Path, prefix: str, dtype: np.dtype) -> None:
@@ -96,7 +96,7 @@ class Part:
         return self.folder / f"{self.prefix}{end}"
 
 
-class Tally:
+class TokenTally:
     """Counts over all pieces, in the order of the text, and the files they are about."""
 
     def __init__(
@@ -108,11 +108,11 @@ class Tally:
         self._holdout = holdout
         count = len(files) - (holdout is not None and not holdout.from_sources)
         prefixes = [PREFIX] if count == 1 else [f"{PREFIX}_{i}" for i in range(count)]
-        self.parts = [Part(folder, prefix, dtype) for prefix in prefixes]
-        self.held_out = Part(folder, VALIDATION, dtype) if holdout else None
+        self.parts = [TallyPart(folder, prefix, dtype) for prefix in prefixes]
+        self.held_out = TallyPart(folder, VALIDATION, dtype) if holdout else None
         if self.held_out and count < len(files):
             self.parts.append(self.held_out)
-        self._seen = Seen() if deduplicate else None
+        self._seen = SeenDocuments() if deduplicate else None
         self._hashes: Appender | None = None
         self.part = self.blocks = self.done_bytes = 0
         self.bad = Bad()
@@ -122,7 +122,7 @@ class Tally:
         self._per_file: list[dict[str, int]] = [{} for _ in files]
 
     @property
-    def trained(self) -> list[Part]:
+    def trained(self) -> list[TallyPart]:
         """The parts that are trained on."""
         return [part for part in self.parts if part is not self.held_out]
 
@@ -142,7 +142,7 @@ class Tally:
             self._beside.begin()
 
     @property
-    def _beside(self) -> Part | None:
+    def _beside(self) -> TallyPart | None:
         """What is held out, where it comes out of the sources and so is written beside each of them."""
         return self.held_out if self.held_out and self.held_out not in self.parts else None
 
@@ -152,7 +152,7 @@ class Tally:
             self.part, self.blocks, self._line, self._file = part, 0, 0, ""
             self.parts[part].begin()
 
-    def add(self, piece: Piece, max_bad: int) -> None:
+    def add(self, piece: TextPiece, max_bad: int) -> None:
         """Append a piece. Raises DataError beyond `max_bad` bad lines."""
         name = piece.block.file.name
         if name != self._file or piece.block.first:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from smtrain.checkpoint.pruning import Arrived
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Engine(Protocol):
         ...
 
     def prune(
-        self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
         spared: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Delete what is older than the newest `keep` checkpoints of a line that are whole and have arrived.

@@ -25,7 +25,7 @@ _BAREST = re.compile(
 
 
 @dataclass
-class Block:
+class ErrorBlock:
     """One error: its lines, where it was and when it began (ms since 1970)."""
 
     host: str
@@ -47,9 +47,9 @@ class _Reader:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.blocks: list[Block] = []
-        self._open: dict[int | None, Block] = {}
-        self._root: Block | None = None
+        self.blocks: list[ErrorBlock] = []
+        self._open: dict[int | None, ErrorBlock] = {}
+        self._root: ErrorBlock | None = None
 
     def read(self, line: Line) -> None:
         found = _RANK.match(line.text)
@@ -67,13 +67,13 @@ class _Reader:
         elif _BAREST.match(body):
             self._begin(line, rank, body).closed = True
 
-    def _begin(self, line: Line, rank: int | None, body: str) -> Block:
-        block = Block(self.host, line.timestamp, [body], rank)
+    def _begin(self, line: Line, rank: int | None, body: str) -> ErrorBlock:
+        block = ErrorBlock(self.host, line.timestamp, [body], rank)
         self._open[rank] = block
         self.blocks.append(block)
         return block
 
-    def _goes_on(self, block: Block, body: str) -> bool:
+    def _goes_on(self, block: ErrorBlock, body: str) -> bool:
         """Whether the line belongs to this traceback; lines of others may be between its own."""
         chained = block.lines[-1].startswith(_CHAIN)
         if body.startswith(_CHAIN):
@@ -95,11 +95,11 @@ class _Reader:
             if block.lines[-1].strip() == ours[3].strip() and block.rank in (None, rank):
                 block.rank = rank
                 return
-        self.blocks.append(Block(ours[1], line.timestamp, [ours[3]], rank, closed=True))
+        self.blocks.append(ErrorBlock(ours[1], line.timestamp, [ours[3]], rank, closed=True))
 
     def _of_torchrun(self, line: Line, body: str) -> bool:
         if _ROOT.match(body):
-            self._root = Block(self.host, line.timestamp, [], summary=True, closed=True)
+            self._root = ErrorBlock(self.host, line.timestamp, [], summary=True, closed=True)
             self.blocks.append(self._root)
             return True
         if self._root is None:
@@ -116,7 +116,7 @@ class _Reader:
         return True
 
 
-def blocks_of(lines: Iterable[Line]) -> list[Block]:
+def blocks_of(lines: Iterable[Line]) -> list[ErrorBlock]:
     """Every error in the lines (given in the order of time), by when it began."""
     readers: dict[str, _Reader] = {}
     for line in lines:

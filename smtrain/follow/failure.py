@@ -11,7 +11,7 @@ from typing import Any
 
 from smtrain.contract.log_lines import Line
 from smtrain.facts import table
-from smtrain.follow.blocks import Block, blocks_of
+from smtrain.follow.blocks import ErrorBlock, blocks_of
 
 _EXIT = re.compile(r"exit ?code:? ?(-?\d+)", re.I)
 _COMPLAINT = re.compile(r"error|fail|warn|fatal|kill|exception|[( =]nan\b", re.I)
@@ -101,7 +101,7 @@ def explain(name: str, told: dict[str, Any], lines: Iterable[Line]) -> Explanati
     )
 
 
-def first_error(blocks: Sequence[Block]) -> Block | None:
+def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:
     """The error the others followed from.
 
     Of the errors that are not the echo of another rank's end the earliest; else the process that torchrun saw killed;
@@ -113,7 +113,7 @@ def first_error(blocks: Sequence[Block]) -> Block | None:
     return next(iter(own or killed or rest), None)
 
 
-def is_collateral(block: Block) -> bool:
+def is_collateral(block: ErrorBlock) -> bool:
     """Whether the error only says that somebody else was gone."""
     words = block.lines[-1] if len(block.lines) > 1 else block.text
     return any(_compiled(pattern).search(words) for pattern in table("failures")["collateral"])
@@ -124,7 +124,7 @@ def causes() -> list[Cause]:
     return [Cause(**row) for row in table("failures")["cause"]]
 
 
-def _search(first: Block | None, lines: Sequence[Line], reason: str | None) -> Cause | None:
+def _search(first: ErrorBlock | None, lines: Sequence[Line], reason: str | None) -> Cause | None:
     """The first row found in the words of the failing rank, then around it, then in SageMaker's, then anywhere."""
     places = []
     if first:

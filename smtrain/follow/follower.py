@@ -17,9 +17,9 @@ from smtrain.contract.log_lines import Line
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.cursor import Cursor
-from smtrain.follow.order import Order
+from smtrain.follow.dedup import MINUTE
+from smtrain.follow.order import ReorderBuffer
 from smtrain.follow.reading import LogReading
-from smtrain.follow.seen import MINUTE
 from smtrain.interrupts import pause
 
 RESUME_BACK_MS = 600_000
@@ -81,7 +81,7 @@ class Follower:
         self.patience = Patience(self.pace.limit)
         farthest = self.pace.back[-1][1]
         self.reading = LogReading(target, name, host, self.patience, remember_s=farthest + 60)
-        self.order = Order()
+        self.order = ReorderBuffer()
         self._tail, self._file = tail, cursor
         self._floor, self._changes = since, 0
         """Nothing before it (ms) is read; None: the job's own beginning."""

@@ -12,7 +12,7 @@ from smtrain.planner.cost import HOUR, Price, Prices
 
 
 @dataclass(frozen=True)
-class Cost:
+class Spent:
     """Dollars of one job. `dollars` is None where no price is known for its instances."""
 
     dollars: float | None
@@ -43,7 +43,7 @@ class Cost:
 def cost_of(
     told: dict[str, Any], *, region: str | None, local: bool, now: datetime.datetime | None = None,
     prices: Prices | None = None,
-) -> Cost:  # fmt: skip
+) -> Spent:  # fmt: skip
     """From DescribeTrainingJob's answer.
 
     Billed is from TrainingStartTime to TrainingEndTime (API_DescribeTrainingJob); BillableTimeInSeconds says it at the
@@ -68,7 +68,7 @@ def cost_of(
     items = {"training": seconds / HOUR * rate}
     if retained := (told.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
         items["warm pool"] = retained / HOUR * rate
-    return Cost(
+    return Spent(
         sum(items.values()) if all(price for price, _ in found) else None,
         items,
         seconds,

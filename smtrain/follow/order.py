@@ -20,7 +20,7 @@ class _Held:
     since: float = field(compare=False)
 
 
-class Order:
+class ReorderBuffer:
     """Holds a line until younger ones by `hold_s` have come, or for so long; then it is free to go, oldest first."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from smtrain.config.units import spell
 from smtrain.contract.log_lines import Line, step_record
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.follower import Event, Told
-from smtrain.follow.money import Cost, cost_of, groups_of
+from smtrain.follow.money import Spent, cost_of, groups_of
 
 _RATE_STEPS = 20
 SILENT_S = 600.0
@@ -101,7 +101,7 @@ class Progress:
         (t0, s0), (t1, s1) = self._steps[0], self._steps[-1]
         return (self.last["of"] - s1) * (t1 - t0) / 1000 / (s1 - s0) if s1 > s0 else None
 
-    def cost(self, now: datetime.datetime | None = None) -> Cost | None:
+    def cost(self, now: datetime.datetime | None = None) -> Spent | None:
         """So far, or at the end as billed."""
         return cost_of(self.told, region=self.region, local=self.target == "local", now=now) if self.told else None
 

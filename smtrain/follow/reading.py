@@ -14,7 +14,7 @@ from smtrain.aws.patience import Patience, impatient
 from smtrain.aws.target import Target
 from smtrain.contract.log_lines import Line, host_of
 from smtrain.facts.sagemaker import LOG_GROUP
-from smtrain.follow.seen import Ordinals, Seen, key_of
+from smtrain.follow.dedup import Ordinals, SeenEvents, key_of
 
 
 @dataclass
@@ -26,7 +26,7 @@ class LogReading:
     host: str | None
     """Only this host (`algo-2`)."""
     patience: Patience
-    seen: Seen = field(default_factory=Seen)
+    seen: SeenEvents = field(default_factory=SeenEvents)
     lateness: float = 0.0
     """Longest time so far between an event and its arrival in CloudWatch, in seconds."""
     remember_s: float | None = None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from smtrain.follow.failure import Explanation
-    from smtrain.follow.money import Cost
+    from smtrain.follow.money import Spent
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
 
@@ -266,7 +266,7 @@ class Job:
 
         return draw(self.records, self.name)
 
-    def cost(self) -> Cost:
+    def cost(self) -> Spent:
         """Dollars so far, or at the end as billed: `smtrain.follow.money`."""
         from smtrain.follow.money import cost_of
 

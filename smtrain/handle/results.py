@@ -25,7 +25,7 @@ _HELD = {
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultPart:
     """One S3 prefix (or one archive) of what a job left, and the folder that it goes to, relative to the chosen one."""
 
     uri: str
@@ -38,16 +38,16 @@ def stage_of(name: str) -> tuple[str, str] | None:
     return (match["run"], match["stage"]) if match else None
 
 
-def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[Part]:
+def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[ResultPart]:
     """Where that kind of result lies, as far as it is there. `told` is what the job was last described as."""
     told = told or job.describe()
     if what == "all":
-        return [Part(p.uri, f"{kind}/{p.folder}".rstrip("/")) for kind in _KINDS for p in parts(job, kind, told)]
+        return [ResultPart(p.uri, f"{kind}/{p.folder}".rstrip("/")) for kind in _KINDS for p in parts(job, kind, told)]
     if what == "checkpoints":
-        return [Part(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(told)]
+        return [ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(told)]
     base = f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
     folder, archive = ("model", "model.tar.gz") if what == "model" else ("data", "output.tar.gz")
-    return [Part(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if list_objects(job.target, uri)]
+    return [ResultPart(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if list_objects(job.target, uri)]
 
 
 def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:

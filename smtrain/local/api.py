@@ -16,7 +16,7 @@ from moto.sagemaker.responses import SageMakerResponse
 from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.local import network, pools, refusals, room, validation
 from smtrain.local.executor import Executor, arn_of
-from smtrain.local.jobs import Job
+from smtrain.local.jobs import JobRecord
 
 DEFAULT_RUNTIME = 86400  # seconds: the service's default, which Describe shows
 
@@ -47,7 +47,7 @@ def install(executor: Executor) -> None:
             )
         return ActionResult({"TrainingJobArn": job.arn})
 
-    def found(self: Any) -> Job:
+    def found(self: Any) -> JobRecord:
         job = executor.jobs.get(self._get_param("TrainingJobName"))
         if job is None:
             raise AWSValidationException("Requested resource not found.")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from smtrain.local import artifacts, channels, links, toolkit
 from smtrain.local.channels import Channel, InputError
-from smtrain.local.hosts import OBEYS_WITHIN, Event, Host
-from smtrain.local.jobs import Job, hosts_of
-from smtrain.local.network import Network
+from smtrain.local.hosts import OBEYS_WITHIN, Host, HostEvent
+from smtrain.local.jobs import JobRecord, hosts_of
+from smtrain.local.network import HostNetwork
 from smtrain.local.sync import CheckpointSync
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ SPOT, FAULT = End("spot"), End("fault")
 class Attempt:
     """Hosts and what they share. `stopping` is the job's; whoever sets it or calls `lose` wakes the waiting thread."""
 
-    def __init__(self, executor: Executor, job: Job, stopping: threading.Event) -> None:
+    def __init__(self, executor: Executor, job: JobRecord, stopping: threading.Event) -> None:
         self.executor, self.job, self.client, self.stopping = executor, job, executor.client, stopping
-        self.events: queue.Queue[Event | None] = queue.Queue()
+        self.events: queue.Queue[HostEvent | None] = queue.Queue()
         self.hosts: list[Host] = []
         self.syncs: list[CheckpointSync] = []
-        self.network: Network | None = None
+        self.network: HostNetwork | None = None
         self._lost: End | None = None
 
     def wake(self) -> None:
@@ -121,7 +121,7 @@ class Attempt:
         if self.stopping.is_set():
             return End("Stopped")
         if self.job.isolated:
-            self.network = Network()
+            self.network = HostNetwork()
         keeper = self.network.pid if self.network else 0
         for host, waiting in zip(self.hosts, lazy, strict=True):
             host.start(command, port, waiting, self.executor.namespaces, keeper)

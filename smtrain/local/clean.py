@@ -42,7 +42,7 @@ class Record:
 
 
 @dataclass
-class Cleaning:
+class Removal:
     """What would go."""
 
     jobs: list[Record] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Cleaning:
 def plan(
     endpoint: Endpoint, *, jobs: bool = False, older_than: float | None = None, everything: bool = False,
     run: str | None = None,
-) -> Cleaning:  # fmt: skip
+) -> Removal:  # fmt: skip
     """Find what may go.
 
     `jobs`: those of finished runs, with what they alone read and wrote, exported models left out; `older_than` (s since
@@ -73,7 +73,7 @@ def plan(
         by_run[record.run].append(record)
     if run is not None and run not in by_run:
         raise LocalError(f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}")
-    found, models = Cleaning(), list[Record]()
+    found, models = Removal(), list[Record]()
     for name, members in by_run.items():
         reason = _stays(members, older_than, named=run == name)
         if run == name and reason:
@@ -100,7 +100,7 @@ def plan(
     return found
 
 
-def remove(endpoint: Endpoint, found: Cleaning, *, everything: bool = False) -> int:
+def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> int:
     """Remove it; gives the bytes that the home folder takes less than before."""
     before = usage(endpoint.home).total
     s3, sagemaker = (endpoint.session().client(name) for name in ("s3", "sagemaker"))

@@ -16,7 +16,7 @@ from smtrain.local import pools, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
 from smtrain.local.jobrun import JobRun
-from smtrain.local.jobs import Job
+from smtrain.local.jobs import JobRecord
 from smtrain.local.logstream import replay
 from smtrain.local.quotas import Quotas
 from smtrain.local.streams import forget
@@ -34,7 +34,7 @@ class Executor:
         self.state = state_folder(endpoint.home)
         self.folder = self.state / "jobs"
         self.folder.mkdir(exist_ok=True)
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, JobRecord] = {}
         ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
         self.client = endpoint.session().client("s3", config=Config(**ours))
         self.capacity, self.quotas = Capacity(), Quotas()
@@ -54,7 +54,7 @@ class Executor:
         for path in sorted(self.folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime):
             shutil.rmtree(path.parent / "hosts", ignore_errors=True)
             try:
-                job = Job.load(path.parent)
+                job = JobRecord.load(path.parent)
                 replay(job)
             except DAMAGED as error:
                 aside = path.with_name("job.json.damaged")
@@ -67,7 +67,7 @@ class Executor:
                 job.finish("Failed", reason=RESTARTED)
             self.jobs[job.name] = job
 
-    def submit(self, request: dict[str, Any], life: Callable[[Job], Any] | None = None) -> Job | None:
+    def submit(self, request: dict[str, Any], life: Callable[[JobRecord], Any] | None = None) -> JobRecord | None:
         """Start a job; None when its name is taken. `life` makes the thread that runs it, if it is no ordinary one.
 
         Raises `quotas.LimitExceededError` where a quota would be passed, OSError where the disk takes nothing more.
@@ -82,7 +82,7 @@ class Executor:
                 self.quotas.check(request, [job for job in self.jobs.values() if job is not pool])
             self._save_late()
             room.probe(self.state)
-            job = Job(request, arn_of(name), self.folder / name)
+            job = JobRecord(request, arn_of(name), self.folder / name)
             try:
                 job.folder.mkdir(exist_ok=True)
                 job.save()
@@ -96,7 +96,7 @@ class Executor:
         run.start()
         return job
 
-    def stop(self, job: Job) -> bool:
+    def stop(self, job: JobRecord) -> bool:
         """Ask a job to end; False when it already has."""
         with job.lock:
             if job.ended:
@@ -118,7 +118,7 @@ class Executor:
         run.attempt.lose(SPOT if kind == "spot" else FAULT)
         return {}
 
-    def delete(self, job: Job) -> bool:
+    def delete(self, job: JobRecord) -> bool:
         """Forget an ended job and its logs; False while it runs."""
         if not job.ended or job.name in self._runs:
             return False
@@ -131,7 +131,7 @@ class Executor:
     def busy(self) -> bool:
         return bool(self._runs)
 
-    def done(self, job: Job) -> None:
+    def done(self, job: JobRecord) -> None:
         """A job's thread ends: nothing of the job runs any more."""
         self._runs.pop(job.name, None)
         self._save_late()

@@ -20,7 +20,7 @@ from smtrain.aws.local_plane import REGION, Endpoint, server_environment
 from smtrain.local import pools, processes
 from smtrain.local.channels import Channel, describe_inputs
 from smtrain.local.files import within
-from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.jobs import JobRecord, hosts_of
 from smtrain.local.logstream import HostLog
 from smtrain.local.toolkit import Command, search_path
 from smtrain.testing.faults import OWN_CLIENT
@@ -38,7 +38,7 @@ FOLDERS = ("input/config", "input/data", "model", "output/data", "output/interme
 
 
 @dataclass(frozen=True)
-class Event:
+class HostEvent:
     """Something that happened to a host: `ready` with the supervisor's report, `exit` with a code, `disk` with the
     error of a log that the disk takes no more of."""
 
@@ -50,7 +50,7 @@ class Event:
 class Host:
     """A host's /opt/ml lies in `<job>/hosts/<name>/ml` and is gone when the job has ended."""
 
-    def __init__(self, job: Job, rank: int, endpoint: Endpoint, events: Queue[Event | None]) -> None:
+    def __init__(self, job: JobRecord, rank: int, endpoint: Endpoint, events: Queue[HostEvent | None]) -> None:
         self.job, self.rank, self.endpoint, self.events = job, rank, endpoint, events
         everyone = hosts_of(job.request)
         self.name, self.instance_type, self.group = everyone[rank]
@@ -58,7 +58,7 @@ class Host:
         self.folder = job.folder / "hosts" / self.name
         self.ml = self.folder / "ml"
         name = f"{self.name}-{int(time.time())}"
-        self.log = HostLog(job, name, lambda error: self.events.put(Event(self, "disk", error)))
+        self.log = HostLog(job, name, lambda error: self.events.put(HostEvent(self, "disk", error)))
         self.exit_code: int | None = None
         self.lost: str | None = None
         """Why the host ended without an exit of its script."""
@@ -186,7 +186,7 @@ class Host:
             for line in lines:
                 message = json.loads(line)
                 if "ready" in message:
-                    self.events.put(Event(self, "ready", message["ready"]))
+                    self.events.put(HostEvent(self, "ready", message["ready"]))
                 else:
                     self.exit_code = message["exit"]
         assert self._process is not None
@@ -196,7 +196,7 @@ class Host:
             how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
             self.lost = f"the process that ran host {self.name} ended with {how}; all that it had started was ended"
         processes.end_all(self.folder)
-        self.events.put(Event(self, "exit", self.exit_code))
+        self.events.put(HostEvent(self, "exit", self.exit_code))
 
     def go(self) -> None:
         self._tell(b"go\n")

@@ -24,7 +24,7 @@ KEPT = (
 )  # fmt: skip
 
 
-class Index:
+class ObjectIndex:
     """One row per object version; `ordinal` keeps the order of versions of a key."""
 
     def __init__(self, path: Path) -> None:
@@ -96,11 +96,11 @@ class Index:
         self.db.close()
 
 
-def opened(folder: Path) -> Index:
+def opened(folder: Path) -> ObjectIndex:
     """The index of this folder; one that SQLite cannot read is set aside together with all bodies, and said."""
     path = folder / "index.sqlite"
     try:
-        found = room.insist(lambda: Index(path))
+        found = room.insist(lambda: ObjectIndex(path))
         fault = found.db.execute("PRAGMA quick_check").fetchone()[0]
         if fault == "ok":
             return found
@@ -113,10 +113,10 @@ def opened(folder: Path) -> Index:
     folder.rename(aside)
     folder.mkdir()
     print(f"warning: {path} is damaged ({fault}); S3 begins anew, and all it held lies in {aside}", flush=True)
-    return Index(path)
+    return ObjectIndex(path)
 
 
-def restore(index: Index, blobs: BlobFolder, backend: models.S3Backend) -> None:
+def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) -> None:
     """Bring back buckets and objects; a record that cannot be read or has lost its body is left out, and said."""
     used: set[str] = set()
     whole = True

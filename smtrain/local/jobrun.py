@@ -12,7 +12,7 @@ from smtrain.local import pools
 from smtrain.local.attempt import FAULT, SPOT, Attempt, End
 from smtrain.local.capacity import NO_CAPACITY
 from smtrain.local.channels import InputError
-from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.jobs import JobRecord, hosts_of
 
 if TYPE_CHECKING:
     from smtrain.local.executor import Executor
@@ -23,7 +23,7 @@ INTERNAL = "InternalServerError: We encountered an internal error. Please try ag
 class JobRun(threading.Thread):
     """One job's thread. `warm`: it has the machines of a warm pool."""
 
-    def __init__(self, executor: Executor, job: Job, warm: bool) -> None:
+    def __init__(self, executor: Executor, job: JobRecord, warm: bool) -> None:
         super().__init__(name=f"job-{job.name}", daemon=True)
         self.executor, self.job, self.warm = executor, job, warm
         self.stopping = threading.Event()

@@ -38,7 +38,7 @@ MESSAGES = {
 }
 
 
-class Job:
+class JobRecord:
     """A job's record. Times are seconds since the epoch; every change is on disk before the method returns,
     or later on a disk that takes nothing (`unsaved`)."""
 
@@ -106,10 +106,10 @@ class Job:
             print(f"warning: {self.folder / 'job.json'} could not be written: {error}", flush=True)
 
     @staticmethod
-    def load(folder: Path) -> Job:
+    def load(folder: Path) -> JobRecord:
         """Raises ValueError, KeyError, TypeError, AttributeError or IndexError for a damaged record."""
         kept = json.loads((folder / "job.json").read_text())
-        job = Job(kept["request"], kept["arn"], folder, kept["state"])
+        job = JobRecord(kept["request"], kept["arn"], folder, kept["state"])
         job.tags = kept["tags"]
         if job.name != folder.name or not hosts_of(job.request) or not job.summary():
             raise ValueError("it is the record of another job")

@@ -15,7 +15,7 @@ from moto.cloudwatch.models import cloudwatch_backends
 
 from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import LOG_GROUP
-from smtrain.local.jobs import Job
+from smtrain.local.jobs import JobRecord
 from smtrain.local.streams import stream_of
 
 LATEST = 1 << 43  # ms; year 2248: a time stamp behind it is no time
@@ -24,7 +24,7 @@ LATEST = 1 << 43  # ms; year 2248: a time stamp behind it is no time
 class HostLog:
     """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms, line] pairs."""
 
-    def __init__(self, job: Job, name: str, lost: Callable[[OSError], None]) -> None:
+    def __init__(self, job: JobRecord, name: str, lost: Callable[[OSError], None]) -> None:
         """`lost` is told once when the file takes no more; the lines are kept in memory and tried with every write."""
         self.job, self.name = job, name
         folder = job.folder / "logs"
@@ -85,7 +85,7 @@ class HostLog:
             self._unwritten.clear()
 
 
-def replay(job: Job) -> None:
+def replay(job: JobRecord) -> None:
     """Bring a job's streams and metric points back from its files, after a restart."""
     definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
     metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
@@ -116,7 +116,7 @@ def _batches(path: Path) -> list[tuple[int, list[str]]]:
     return batches
 
 
-def _scan(job: Job, metrics: list[tuple[str, re.Pattern[str]]], stamp: int, lines: list[str]) -> None:
+def _scan(job: JobRecord, metrics: list[tuple[str, re.Pattern[str]]], stamp: int, lines: list[str]) -> None:
     # moto compares with naive UTC times.
     at = datetime.datetime.fromtimestamp(stamp / 1000, datetime.timezone.utc).replace(tzinfo=None)
     points = []

@@ -13,7 +13,7 @@ from smtrain.aws.local_plane import server_environment
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 
 
-class Network:
+class HostNetwork:
     """A network namespace that the hosts of one job share. OSError where this machine gives none."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ def refusal(namespaces: bool) -> str | None:
     try:
         if not namespaces:
             raise OSError("it was started without namespaces")
-        Network().end()
+        HostNetwork().end()
     except OSError as error:
         return (
             "EnableNetworkIsolation cannot be honoured: smtrain's local control plane has no network namespace for "

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.facts.warm_pools import first_difference
-from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.jobs import JobRecord, hosts_of
 
 CACHE = "sagemaker/warmpoolcache"  # below /opt/ml
 VARIABLE = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 
 
-def cache_folder(job: Job, host: str) -> Path:
+def cache_folder(job: JobRecord, host: str) -> Path:
     """Where a job's pool keeps what a host had in its cache folder."""
     return job.folder / "pool" / host
 
 
-def keep(job: Job) -> None:
+def keep(job: JobRecord) -> None:
     """Make a pool of the machines of a job that has just ended, if it asked for one."""
     seconds = keep_alive(job.request)
     if not seconds:
@@ -38,7 +38,7 @@ def keep_alive(request: dict[str, Any]) -> int:
     return int(request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
 
 
-def matching(request: dict[str, Any], jobs: Iterable[Job]) -> Job | None:
+def matching(request: dict[str, Any], jobs: Iterable[JobRecord]) -> JobRecord | None:
     """The job whose pool a request gets: one that matches and is kept the longest."""
     if not keep_alive(request):
         return None
@@ -46,7 +46,7 @@ def matching(request: dict[str, Any], jobs: Iterable[Job]) -> Job | None:
     return max(kept, key=lambda job: job.state["pool"]["until"], default=None)
 
 
-def reuse(pool: Job, job: Job) -> None:
+def reuse(pool: JobRecord, job: JobRecord) -> None:
     """Hand a pool over: its job says by whom it was reused, its cache becomes the new job's."""
     with pool.lock:
         pool.state["pool"].update(ended=time.time(), reused_by=job.name)
@@ -55,7 +55,7 @@ def reuse(pool: Job, job: Job) -> None:
         shutil.move(pool.folder / "pool", job.folder / "pool")
 
 
-def release(job: Job) -> None:
+def release(job: JobRecord) -> None:
     """End a pool now."""
     with job.lock:
         job.state["pool"]["until"] = time.time()
@@ -63,21 +63,21 @@ def release(job: Job) -> None:
     sweep([job])
 
 
-def prolong(job: Job, seconds: int) -> None:
+def prolong(job: JobRecord, seconds: int) -> None:
     """Keep an available pool until so long after it began."""
     with job.lock:
         job.state["pool"].update(seconds=seconds, until=job.state["pool"]["since"] + seconds)
         job.record()
 
 
-def sweep(jobs: Iterable[Job]) -> None:
+def sweep(jobs: Iterable[JobRecord]) -> None:
     """Remove the cache of pools that are over."""
     for job in jobs:
         if job.pool_status() == "Terminated":
             shutil.rmtree(job.folder / "pool", ignore_errors=True)
 
 
-def take_cache(job: Job, ml: Path, host: str) -> None:
+def take_cache(job: JobRecord, ml: Path, host: str) -> None:
     """Give a host the cache folder that its machine had before, or an empty one."""
     target, kept = ml / CACHE, cache_folder(job, host)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def take_cache(job: Job, ml: Path, host: str) -> None:
         target.mkdir(exist_ok=True)
 
 
-def leave_cache(job: Job, ml: Path, host: str) -> None:
+def leave_cache(job: JobRecord, ml: Path, host: str) -> None:
     """Keep a host's cache folder for the job that reuses the pool."""
     kept = cache_folder(job, host)
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from moto.servicequotas.responses import ServiceQuotasResponse
 from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import PER_JOB, RUN_TIME, SPOT, TRAINING, WARM_POOL
 from smtrain.local import validation
-from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.jobs import JobRecord, hosts_of
 
 # Generous, so that only who sets a quota meets it.
 DEFAULT_INSTANCES, DEFAULT_SECONDS = 1000.0, 2_419_200.0
@@ -63,7 +63,7 @@ class Quotas:
         self.values.update({name: float(value) for name, value in values.items()})
         return {}
 
-    def check(self, request: dict[str, Any], jobs: Iterable[Job]) -> None:
+    def check(self, request: dict[str, Any], jobs: Iterable[JobRecord]) -> None:
         """Raise `LimitExceededError` where a request would pass a quota."""
         jobs = list(jobs)
         hosts = hosts_of(request)
@@ -103,7 +103,7 @@ def code_of(name: str) -> str:
     return "L-" + hashlib.sha256(name.encode()).hexdigest()[:8].upper()
 
 
-def _used(job: Job, kind: str, use: str) -> int:
+def _used(job: JobRecord, kind: str, use: str) -> int:
     """Instances of a type that a job counts for under one use."""
     count = sum(kind == other for _, other, _ in hosts_of(job.request))
     if use == WARM_POOL:

@@ -26,7 +26,7 @@ from moto.s3.responses import S3Response
 from smtrain.aws.local_plane import ACCOUNT
 from smtrain.local import room
 from smtrain.local.blobs import Blob, BlobFolder
-from smtrain.local.index import Adopted, Index, opened, restore
+from smtrain.local.index import Adopted, ObjectIndex, opened, restore
 
 
 class _Request(threading.local):
@@ -42,7 +42,7 @@ _request = _Request()
 _one_by_one = threading.RLock()
 _state: Path
 _blobs: BlobFolder
-_index: Index
+_index: ObjectIndex
 
 
 def _backend() -> models.S3Backend:

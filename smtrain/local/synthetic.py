@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from smtrain.local.jobs import Job, hosts_of
+from smtrain.local.jobs import JobRecord, hosts_of
 from smtrain.testing.synthetic_lines import line_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SyntheticRun(threading.Thread):
     """The life of such a job: all lines are there at once, each readable from its own moment on."""
 
-    def __init__(self, executor: Executor, job: Job, asked: dict[str, Any]) -> None:
+    def __init__(self, executor: Executor, job: JobRecord, asked: dict[str, Any]) -> None:
         super().__init__(name=f"synthetic-{job.name}", daemon=True)
         self.executor, self.job = executor, job
         self.lines, self.seconds = int(asked["lines"]), float(asked["seconds"])

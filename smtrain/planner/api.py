@@ -15,15 +15,15 @@ from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of
 from smtrain.planner.calibration import UNCALIBRATED, half_width, nearest
-from smtrain.planner.caution import memory_warnings, run_warnings
 from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
+from smtrain.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
 from smtrain.planner.resolve import subject
 from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, refusals, search
-from smtrain.planner.setup import GIB, Machine, Mesh, Work
-from smtrain.planner.subject import shape_of, text_bytes, work_of
 from smtrain.planner.throughput import step_time
+from smtrain.planner.warnings import memory_warnings, run_warnings
+from smtrain.planner.workload import shape_of, text_bytes, work_of
 
 RankBy = Literal["time", "cost"]
 

@@ -9,9 +9,9 @@ from smtrain.config.schema import JobConfig
 from smtrain.config.section import Section
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import engine_of
+from smtrain.planner.machines import Machine, Mesh
 from smtrain.planner.search import Candidate, search
-from smtrain.planner.setup import Machine, Mesh
-from smtrain.planner.subject import positions_of, shape_of, work_of
+from smtrain.planner.workload import positions_of, shape_of, work_of
 
 NO_MESH = "compute.instance_count: no mesh of "
 """How the fault begins where a model fits on none of the meshes that nobody has chosen yet."""

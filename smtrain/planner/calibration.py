@@ -12,7 +12,7 @@ from math import exp, log, log2, sqrt
 from typing import Any
 
 from smtrain.facts import table
-from smtrain.planner.setup import Machine, Mesh, Recompute, Work, named_shape
+from smtrain.planner.machines import Machine, Mesh, Recompute, Work, named_shape
 from smtrain.planner.throughput import MATURE, Coefficients, step_time
 
 _SPREAD = 0.1  # of log throughput, as the priors weigh against the runs
@@ -23,7 +23,7 @@ UNCALIBRATED = 0.6  # half-width in log of the interval where no published run i
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """One published run."""
 
     id: str
@@ -35,7 +35,7 @@ class Run:
     sequences_per_s: float
 
     @classmethod
-    def of(cls, row: dict[str, Any]) -> Run:
+    def of(cls, row: dict[str, Any]) -> PublishedRun:
         """From a row of facts/throughput.toml, or one of the same form."""
         shape = named_shape(row["model"])
         assert shape is not None, row["model"]
@@ -53,19 +53,19 @@ class Run:
         )
 
 
-def predicted(run: Run, k: Coefficients) -> float:
+def predicted(run: PublishedRun, k: Coefficients) -> float:
     """Sequences a second of a published run, with the software of its time."""
     step = step_time(run.work, run.machine, run.mesh, k).total
     return run.work.global_batch / step * exp(-k.yearly_gain * max(0, MATURE - run.release))
 
 
 @cache
-def published() -> tuple[Run, ...]:
+def published() -> tuple[PublishedRun, ...]:
     """The runs that count: facts/throughput.toml without those marked as misprints."""
-    return tuple(Run.of(row) for row in table("throughput")["runs"] if "excluded" not in row)
+    return tuple(PublishedRun.of(row) for row in table("throughput")["runs"] if "excluded" not in row)
 
 
-def fit(runs: Sequence[Run], start: Coefficients | None = None) -> Coefficients:
+def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None) -> Coefficients:
     """The coefficients that explain `runs` best (Levenberg-Marquardt on their logs)."""
     x = [log(getattr(start, n)) for n in _NAMES] if start else [log(median) for median, _ in _PRIORS]
     damping = 1e-3
@@ -93,7 +93,7 @@ def fit(runs: Sequence[Run], start: Coefficients | None = None) -> Coefficients:
 class Left:
     """A run as predicted from all others."""
 
-    run: Run
+    run: PublishedRun
     predicted: float
     half_width: float
     """Of the 90 % interval, in log."""
@@ -108,7 +108,7 @@ class Left:
         return abs(log(self.predicted / self.run.sequences_per_s)) <= self.half_width
 
 
-def leave_one_out(runs: Sequence[Run] | None = None, by: str = "id") -> list[Left]:
+def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") -> list[Left]:
     """Predict each run from the runs that differ in `by`: `id` leaves out one run, `model` all of one model."""
     runs = runs or published()
     groups = dict.fromkeys(getattr(r, by) for r in runs)
@@ -125,7 +125,7 @@ def leave_one_out(runs: Sequence[Run] | None = None, by: str = "id") -> list[Lef
     return out
 
 
-def residual(runs: Sequence[Run], k: Coefficients) -> float:
+def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
     """Spread of log throughput about the model, the fitted numbers taken off the count."""
     errors = [log(predicted(r, k) / r.sequences_per_s) for r in runs]
     return sqrt(_dot(errors, errors) / max(1, len(errors) - len(_NAMES)))
@@ -135,7 +135,7 @@ def residual(runs: Sequence[Run], k: Coefficients) -> float:
 class Near:
     """The published run most like a plan, and how far off it is, in doublings of the feature that differs most."""
 
-    run: Run
+    run: PublishedRun
     distance: float
 
     @property
@@ -143,7 +143,7 @@ class Near:
         return self.distance <= 1.5
 
 
-def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[Run] | None = None) -> Near | None:
+def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None) -> Near | None:
     """None on a chip that no run was published for."""
     runs = runs or published()
     kin = [r for r in runs if r.machine.core_flops == machine.core_flops]
@@ -170,7 +170,7 @@ def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
     )
 
 
-def _residuals(x: Sequence[float], runs: Sequence[Run]) -> list[float]:
+def _residuals(x: Sequence[float], runs: Sequence[PublishedRun]) -> list[float]:
     k = _coefficients(x)
     told = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
     return told + [(v - log(median)) / spread for v, (median, spread) in zip(x, _PRIORS, strict=True)]

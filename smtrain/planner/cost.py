@@ -9,8 +9,8 @@ from typing import Any
 
 from smtrain.errors import ConfigError
 from smtrain.facts import parse, table
+from smtrain.planner.machines import Machine, Work
 from smtrain.planner.memory import checkpoint_bytes
-from smtrain.planner.setup import Machine, Work
 
 HOUR = 3600.0
 

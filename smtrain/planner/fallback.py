@@ -9,9 +9,9 @@ from smtrain.config.checks_data import Fault
 from smtrain.config.checks_engine import machine_fault
 from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
+from smtrain.planner.machines import Machine, Mesh
 from smtrain.planner.search import refusals
-from smtrain.planner.setup import Machine, Mesh
-from smtrain.planner.subject import shape_of, work_of
+from smtrain.planner.workload import shape_of, work_of
 
 KEY = "compute.fallback_instance_types"
 

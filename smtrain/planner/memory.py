@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smtrain.planner.setup import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers
+from smtrain.planner.machines import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers
 
 # Not in any tensor: the runtime, its collectives' buffers and loaded graphs. An assumption, to be measured on a device.
 RUNTIME = 1.0 * GIB

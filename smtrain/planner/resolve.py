@@ -13,8 +13,8 @@ from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape
 from smtrain.planner.auto import NO_MESH, with_engine, with_sizes
 from smtrain.planner.fallback import fallback_faults
-from smtrain.planner.setup import named_shape
-from smtrain.planner.subject import shape_of
+from smtrain.planner.machines import named_shape
+from smtrain.planner.workload import shape_of
 
 
 @public

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from smtrain.planner.cost import Price, Saving
-from smtrain.planner.setup import Mesh
+from smtrain.planner.machines import Mesh
 
 
 @dataclass(frozen=True)

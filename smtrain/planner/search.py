@@ -6,8 +6,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from smtrain.planner.machines import (
+    GIB,
+    RECOMPUTE,
+    Machine,
+    Mesh,
+    Recompute,
+    Work,
+    layers_of,
+    mesh_faults,
+    stage_numbers,
+)
 from smtrain.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
-from smtrain.planner.setup import GIB, RECOMPUTE, Machine, Mesh, Recompute, Work, layers_of, mesh_faults, stage_numbers
 from smtrain.planner.throughput import Coefficients, exchange_time, slot_time, step_time
 
 MICRO_BATCHES = (1, 2, 4, 8)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 
 from smtrain.facts import table
-from smtrain.planner.setup import Machine, Mesh, Work, cut, layers_of, stage_numbers
+from smtrain.planner.machines import Machine, Mesh, Work, cut, layers_of, stage_numbers
 
 # Passes over a layer's matrix products, and over its attention scores: forward 1, backward 2, recomputation 1.
 _DENSE = {"none": 3, "selective": 3, "full": 4}

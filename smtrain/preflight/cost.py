@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
 from smtrain.errors import ConfigError
-from smtrain.planner.caution import GRACE_SECONDS, slow_stop
+from smtrain.planner.warnings import GRACE_SECONDS, slow_stop
 from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
 

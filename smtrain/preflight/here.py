@@ -8,8 +8,7 @@ from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.machine import cores_here, memory_here
 from smtrain.planner.memory import core_memory
-from smtrain.planner.setup import GIB, Machine, Mesh
-from smtrain.planner.subject import shape_of, work_of
+from smtrain.planner.workload import shape_of, work_of
 from smtrain.preflight.context import Context
 from smtrain.preflight.findings import Finding
 

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from smtrain.aws.backoff import Backoff
 from smtrain.aws.quotas import Refusal
 from smtrain.config.units import spell
 from smtrain.errors import JobError
@@ -23,7 +24,7 @@ from smtrain.job.wheels import travelling
 from smtrain.sdk.lost_answer import answer_was_lost
 from smtrain.submission import pools
 from smtrain.submission.create import create
-from smtrain.submission.waiting import LOOK, Patience
+from smtrain.submission.waiting import LOOK, waiting
 from smtrain.text import Say
 
 if TYPE_CHECKING:
@@ -52,14 +53,14 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     ways = [(chain, plan), *_fallbacks(chain, plan)]
     watched = bool(compute.capacity_wait or len(ways) > 1)
     uploaded: set[int] = set()
-    patience: Patience | None = None
+    patience: Backoff | None = None
     while True:
         for number, (way, planned) in enumerate(ways):
             if number not in uploaded:
                 upload_all(chain.target, list(planned.uploads), say)
                 upload_all(chain.target, travelling(planned.request, chain.target, say), say)
                 uploaded.add(number)
-            patience = patience or Patience(compute.capacity_wait, chain.target.name)
+            patience = patience or waiting(compute.capacity_wait, chain.target.name)
             job = _Attempt(way, planned, say, again).create()
             if not watched or _has_machines(job, say):
                 return job
@@ -109,7 +110,7 @@ class _Attempt:
     def __init__(self, chain: Chain, plan: StagePlan, say: Say, again: bool) -> None:
         self.chain, self.plan, self.say, self.again = chain, plan, say, again
         self.target, self.request = chain.target, plan.request
-        self.patience = Patience(chain.config.compute.quota_wait, chain.target.name)
+        self.patience = waiting(chain.config.compute.quota_wait, chain.target.name)
         self.fence: Fence | None = None
 
     def create(self) -> Job:

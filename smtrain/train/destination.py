@@ -15,7 +15,7 @@ from typing import Any
 
 from smtrain.checkpoint import manifest
 from smtrain.contract.container import Container
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.contract.owner import EVERY, Fence, OwnerError, container_fence
 from smtrain.engine.nxd import whole
 from smtrain.errors import SmtrainError
@@ -29,7 +29,7 @@ _RECORDS = (manifest.NAME, whole.NAME)
 class Destination:
     """Rank 0's view of a job's checkpoint prefix; a shell has none, and what its disk holds has arrived."""
 
-    def __init__(self, container: Container, line: Line, say: Say) -> None:
+    def __init__(self, container: Container, line: Lineage, say: Say) -> None:
         """Take the checkpoints for this job. Raises `OwnerError`, which names the owner, where another job has them."""
         self.line, self._say, self._in_job = line, say, bool(container.job)
         self._uri = os.environ.get(VARIABLE, "") if container.job else ""

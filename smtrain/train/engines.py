@@ -19,7 +19,7 @@ Gather = Callable[[Any], list[Any]]
 
 
 @dataclass(frozen=True)
-class Records:
+class EngineRecords:
     """What an engine's checkpoints say of themselves."""
 
     name: str
@@ -33,7 +33,7 @@ class Records:
     """The files that a rank of a (tp, pp, dp) mesh loads."""
 
 
-def join(config: JobConfig) -> tuple[Gather, Records]:
+def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
     """Join the process group; gives what collects a value of every rank, and what reads the checkpoints' records.
 
     Raises `ConfigError` where the container cannot run the engine.
@@ -47,7 +47,7 @@ def join(config: JobConfig) -> tuple[Gather, Records]:
         if tracing():  # all hosts' processes are on one, and groups are laid out by those of a host
             os.environ["LOCAL_WORLD_SIZE"] = str(config.processes_per_instance)
         library.init_distributed()
-        records = Records(whole.NAME, whole.fault, whole.state, whole.files, whole.read_by)
+        records = EngineRecords(whole.NAME, whole.fault, whole.state, whole.files, whole.read_by)
         return library.Everyone().gather, records
     import torch.distributed as dist
 
@@ -67,7 +67,7 @@ def join(config: JobConfig) -> tuple[Gather, Records]:
     def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
         return native.read_by(manifest.Manifest.read(checkpoint), mesh, rank)
 
-    return gather, Records(manifest.NAME, manifest.fault, manifest.state, files, read_by)
+    return gather, EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by)
 
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:

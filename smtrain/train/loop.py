@@ -13,7 +13,7 @@ import torch
 
 from smtrain.checkpoint.manifest import step_folder
 from smtrain.config import JobConfig
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Engine, StepResult
 from smtrain.errors import SmtrainError
 from smtrain.train.destination import Destination
@@ -75,7 +75,7 @@ class Begun(NamedTuple):
 
 
 def train(
-    config: JobConfig, engine: Engine, loader: Loader, *, line: Line, resumed: int | None, samples: int,
+    config: JobConfig, engine: Engine, loader: Loader, *, line: Lineage, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
     distrusted: set[str], destination: Destination | None = None, validator: Validator | None = None,
 ) -> int:  # fmt: skip

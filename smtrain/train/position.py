@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.config import JobConfig
 from smtrain.config.schema import Train, digest
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.errors import CheckpointError
 from smtrain.train.identity import difference
 from smtrain.train.schedule import learning_rate
@@ -36,7 +36,7 @@ class Position:
     """The part of a run's checkpoints that is the training loop's own; `before` is that of the one it began from."""
 
     config: JobConfig
-    data: Manifest
+    data: DatasetManifest
     model: Mapping[str, Any]
     step: int = 0
     before: Mapping[str, Any] = field(default_factory=dict)

@@ -15,11 +15,11 @@ from smtrain.checkpoint import manifest as checkpoint_manifest
 from smtrain.checkpoint.verifying import Verification, Watch, deal, host_of
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Engine
 from smtrain.engine.nxd import whole
 from smtrain.errors import CheckpointError
-from smtrain.train.engines import Gather, Records
+from smtrain.train.engines import EngineRecords, Gather
 from smtrain.train.position import arithmetic
 
 _NONE = (
@@ -43,7 +43,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResumeChoice:
     """What a run may go on from, the first that is good."""
 
     saved: list[Saved]
@@ -51,7 +51,7 @@ class Choice:
     """Newer ones that were passed over by hand (checkpoint.step): they are not returned to."""
 
 
-def choose(line: Line, records: Records, gather: Gather, step: int | None) -> Choice:
+def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | None) -> ResumeChoice:
     """The checkpoints of a line that are whole on every host, the newest first. Collective.
 
     `step` is `checkpoint.step`: the checkpoint of that step, or the newest that was trained from it. Raises
@@ -87,7 +87,7 @@ def choose(line: Line, records: Records, gather: Gather, step: int | None) -> Ch
         raise CheckpointError(_NONE.format("; ".join(told.values())))
     if step is None:
         left = {digest for s in saved for digest in s.state.get("abandoned", ())}
-        return Choice([s for s in saved if s.digest not in left], [s for s in saved if s.digest in left])
+        return ResumeChoice([s for s in saved if s.digest not in left], [s for s in saved if s.digest in left])
     chosen = [s for s in saved if s.step == step or s.state.get("chosen") == step]
     if not chosen:
         held = ", ".join(str(s.step) for s in reversed(saved)) or "none"
@@ -95,7 +95,7 @@ def choose(line: Line, records: Records, gather: Gather, step: int | None) -> Ch
             f"checkpoint.step: {step} is no whole checkpoint of this run (those are: {held}); name one of them, or "
             "leave it out to go on from the newest"
         )
-    return Choice(chosen, [s for s in saved if s not in chosen and s.step > step])
+    return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])
 
 
 def _worst(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[int, str]]:
@@ -110,7 +110,7 @@ def _worst(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[i
 class Resume:
     """Loads the newest checkpoint whose bytes are those written; hashing begins at once, beside all else."""
 
-    def __init__(self, choice: Choice, records: Records, gather: Gather, config: JobConfig) -> None:
+    def __init__(self, choice: ResumeChoice, records: EngineRecords, gather: Gather, config: JobConfig) -> None:
         self._choice, self._records, self._gather = choice, records, gather
         self._mesh = (config.parallel.tp, config.parallel.pp, config.dp)
         self._full = config.checkpoint.verify == "full"
@@ -204,13 +204,13 @@ def refuse_damaged(watch: Watch | None, gather: Gather) -> None:
             raise CheckpointError(f"the weights that the run begins from are damaged: {fault} (rank {rank})")
 
 
-def line_of(container: Container, gather: Gather) -> Line:
+def line_of(container: Container, gather: Gather) -> Lineage:
     """The line that this job writes and goes on with, the same on every host. Collective."""
     root = container.checkpoint_dir
-    return Line(root, gather(Line.of(root, container.job).parts if dist.get_rank() == 0 else None)[0])
+    return Lineage(root, gather(Lineage.of(root, container.job).parts if dist.get_rank() == 0 else None)[0])
 
 
-def check_engine(line: Line, engine: str) -> None:
+def check_engine(line: Lineage, engine: str) -> None:
     """Raise `CheckpointError` where the run's checkpoints are another engine's: this one would begin anew."""
     marks = {"native": checkpoint_manifest.NAME, "nxd": whole.NAME}
     for other, mark in marks.items():

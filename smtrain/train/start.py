@@ -15,7 +15,7 @@ from smtrain.contract.container import Container
 from smtrain.data import firstread
 from smtrain.data.heldout import HeldOut
 from smtrain.data.loader import TokenLoader
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.packed import PackedLoader, WithinDocuments
 from smtrain.engine.base import Engine
 from smtrain.errors import CheckpointError
@@ -42,7 +42,7 @@ def start(config: JobConfig, container: Container) -> None:
     options = config.train
     described = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
     data = container.channel("data")
-    manifest = Manifest.load(data)
+    manifest = DatasetManifest.load(data)
     manifest.check_objective(data, options.objective)
     line = line_of(container, gather)
     destination = Destination(container, line, _say) if dist.get_rank() == 0 else None
@@ -142,7 +142,7 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int, keep
 
 
 def _validator(
-    config: JobConfig, container: Container, manifest: Manifest, engine: Engine, before: dict[str, Any] | None
+    config: JobConfig, container: Container, manifest: DatasetManifest, engine: Engine, before: dict[str, Any] | None
 ) -> Validator | None:
     """What judges the model by held-out text, where that is asked for."""
     asked, options = config.train.validation, config.train

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from smtrain.checkpoint.about import diff, inspect, verify
 from smtrain.checkpoint.convert import convert
+from smtrain.checkpoint.summary import diff, inspect, verify
 from smtrain.errors import CheckpointError, ConfigError
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same
 

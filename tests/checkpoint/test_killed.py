@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from smtrain.checkpoint import produce, staging
-from smtrain.checkpoint.about import diff, verify
 from smtrain.checkpoint.convert import convert
+from smtrain.checkpoint.summary import diff, verify
 from smtrain.errors import CheckpointError
 from tests.checkpoint.folders import LLAMA, hf_folder
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from smtrain.checkpoint.about import inspect, verify
+
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.open import open_weights
 from smtrain.errors import CheckpointError, ConfigError

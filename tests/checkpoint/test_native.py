@@ -25,7 +25,7 @@ from smtrain.checkpoint.native import (
     write_safetensors,
 )
 from smtrain.checkpoint.verifying import verify
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
@@ -220,7 +220,7 @@ def broken(path: Path) -> None:
 
 def prune(folder: Path, keep: int) -> None:
     """As one rank with one disk."""
-    line = Line.of(folder, "")
+    line = Lineage.of(folder, "")
     pruning.prune(line, keep, None, manifest, gather=lambda value: [value], rank=0, local_rank=0)
 
 

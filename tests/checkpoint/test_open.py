@@ -10,7 +10,6 @@ import fsspec
 import pytest
 import torch
 
-from smtrain.checkpoint.about import inspect
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.export import export
 from smtrain.checkpoint.hf import HFSource
@@ -18,7 +17,8 @@ from smtrain.checkpoint.manifest import Manifest, step_folder, write_manifest
 from smtrain.checkpoint.native import NativeSource, model_file, write_safetensors
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
-from smtrain.contract.lineage import Line
+from smtrain.checkpoint.summary import inspect
+from smtrain.contract.lineage import Lineage
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
@@ -129,7 +129,7 @@ def test_of_a_run_the_newest_line_is_taken_wherever_it_lies(tmp_path: Path) -> N
     """Here and in an object store: the line that began last, not the highest step of all."""
     native(tmp_path, LLAMA, 3)
     for job, at, steps in (("run-train-a", 3, (5, 9)), ("run-train-b", 5, (6, 7))):
-        line = Line.of(tmp_path, job).begun(at)
+        line = Lineage.of(tmp_path, job).begun(at)
         line.record()
         for step in steps:
             native(line.own, LLAMA, step, scale=step)

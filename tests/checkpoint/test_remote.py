@@ -18,8 +18,8 @@ import torch
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from smtrain.checkpoint import staging, uploading
-from smtrain.checkpoint.about import diff, inspect
 from smtrain.checkpoint.convert import convert
+from smtrain.checkpoint.summary import diff, inspect
 from smtrain.errors import CheckpointError
 from tests.checkpoint.folders import LLAMA, hf_folder
 
@@ -214,7 +214,7 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
     source = hf_folder(tmp_path / "hf", LLAMA)
     code = (
         "import os, signal, sys; from smtrain.checkpoint import uploading\n"
-        "from smtrain.checkpoint.convert import convert; from smtrain.checkpoint.about import diff\n"
+        "from smtrain.checkpoint.convert import convert; from smtrain.checkpoint.summary import diff\n"
         "calls, real, (s, t, most) = 0, uploading.run, sys.argv[1:]\n"
         "def counted(*job):\n"
         "    global calls; calls += 1\n"

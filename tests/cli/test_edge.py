@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.cli.call import guarded
+from smtrain.cli.dispatch import guarded
 
 SMTRAIN = [sys.executable, "-c", "from smtrain.cli import main; main()"]
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from smtrain.checkpoint import pruning
-from smtrain.contract.lineage import NAME, Line, Lines, Origin, Part, lines_in
+from smtrain.contract.lineage import NAME, Lineage, LineagePart, Lines, Origin, lines_in
 
 
-def save(line: Line, *steps: int) -> None:
+def save(line: Lineage, *steps: int) -> None:
     for step in steps:
         (line.own / f"step_{step:08d}").mkdir(parents=True)
 
 
-def names(line: Line) -> list[str]:
+def names(line: Lineage) -> list[str]:
     return [line.name(path) for _, path in line.checkpoints()]
 
 
-def begin(root: Path, job: str, step: int | None = None, *steps: int) -> Line:
-    line = Line.of(root, job).begun(step)
+def begin(root: Path, job: str, step: int | None = None, *steps: int) -> Lineage:
+    line = Lineage.of(root, job).begun(step)
     line.record()
     save(line, *steps)
     return line
@@ -43,14 +43,14 @@ def test_what_a_job_wrote_beyond_the_step_that_others_went_on_from_is_not_theirs
     begin(tmp_path, "run-train-a", None, 2, 4, 6)
     second = begin(tmp_path, "run-train-b", 4, 5)
     assert names(second) == ["run-train-a/step_00000002", "run-train-a/step_00000004", "run-train-b/step_00000005"]
-    third = Line.of(tmp_path, "run-train-c")
+    third = Lineage.of(tmp_path, "run-train-c")
     assert names(third) == names(second), "although another line has a higher step"
 
 
 def test_the_same_job_goes_on_with_its_own_line_whatever_came_after(tmp_path: Path) -> None:
     first = begin(tmp_path, "run-train-a", None, 2, 4)
     begin(tmp_path, "run-train-b", 4, 6)
-    again = Line.of(tmp_path, "run-train-a")
+    again = Lineage.of(tmp_path, "run-train-a")
     assert names(again) == names(first) == ["run-train-a/step_00000002", "run-train-a/step_00000004"]
     before = (again.own / NAME).read_bytes()
     again.begun(4).record()
@@ -59,14 +59,14 @@ def test_the_same_job_goes_on_with_its_own_line_whatever_came_after(tmp_path: Pa
 
 def test_two_that_began_from_one_step_never_see_each_other(tmp_path: Path) -> None:
     begin(tmp_path, "run-train-a", None, 2)
-    one, two = Line.of(tmp_path, "run-train-b"), Line.of(tmp_path, "run-train-c")
+    one, two = Lineage.of(tmp_path, "run-train-b"), Lineage.of(tmp_path, "run-train-c")
     for line, steps in ((one, (4, 6)), (two, (4,))):
         save(line, *steps)
         (line.own / NAME).write_text(Origin(2, "run-train-a", 2).to_json())  # neither saw the other
     one, two = one.begun(2), two.begun(2)
     assert names(one) == ["run-train-a/step_00000002", "run-train-b/step_00000004", "run-train-b/step_00000006"]
     assert names(two) == ["run-train-a/step_00000002", "run-train-c/step_00000004"]
-    third = Line.of(tmp_path, "run-train-d")
+    third = Lineage.of(tmp_path, "run-train-d")
     assert [part.job for part in third.parts] == ["run-train-d", "run-train-b", "run-train-a"], "of two the further"
 
 
@@ -75,17 +75,17 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
         (tmp_path / f"step_{step:08d}").mkdir()
     line = begin(tmp_path, "run-train-a", 4, 6)
     assert names(line) == ["step_00000002", "step_00000004", "run-train-a/step_00000006"]
-    assert names(Line.of(tmp_path, "run-train-a-2")) == names(line)
+    assert names(Lineage.of(tmp_path, "run-train-a-2")) == names(line)
 
 
 def test_without_a_job_name_files_lie_in_the_folder_itself(tmp_path: Path) -> None:
     line = begin(tmp_path, "", None, 2)
     assert line.own == tmp_path
-    assert names(Line.of(tmp_path, "")) == ["step_00000002"]
+    assert names(Lineage.of(tmp_path, "")) == ["step_00000002"]
     begin(tmp_path, "run-train-a", 2, 4)
     unnamed = begin(tmp_path, "", 4, 6)
     assert names(unnamed)[-2:] == ["run-train-a/step_00000004", "unnamed/step_00000006"]
-    assert names(Line.of(tmp_path, "")) == names(unnamed)
+    assert names(Lineage.of(tmp_path, "")) == names(unnamed)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "smtrain-line"}', "9" * 5000, "[" * 100_000])
@@ -93,8 +93,8 @@ def test_a_line_without_a_readable_record_is_the_newest_and_has_no_ancestors(tmp
     begin(tmp_path, "run-train-a", None, 2)
     torn = begin(tmp_path, "run-train-b", 2, 4)
     (torn.own / NAME).write_text(text)
-    assert names(Line.of(tmp_path, "run-train-c")) == ["run-train-b/step_00000004"]
-    again = Line.of(tmp_path, "run-train-b")
+    assert names(Lineage.of(tmp_path, "run-train-c")) == ["run-train-b/step_00000004"]
+    again = Lineage.of(tmp_path, "run-train-b")
     again.begun(4).record()
     assert lines_in(tmp_path).folders["run-train-b"].origin == Origin(2, None, None)
 
@@ -103,7 +103,7 @@ def test_records_that_go_in_a_circle_end(tmp_path: Path) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         (tmp_path / one / "step_00000002").mkdir(parents=True)
         (tmp_path / one / NAME).write_text(Origin(1, other, 2).to_json())
-    assert lines_in(tmp_path).parts("a") == (Part("a", None), Part("b", 2))
+    assert lines_in(tmp_path).parts("a") == (LineagePart("a", None), LineagePart("b", 2))
 
 
 def test_other_files_in_the_prefix_are_nobodys_line() -> None:
@@ -131,7 +131,7 @@ class Whole:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def prune(line: Line, keep: int, arrived: pruning.Arrived | None = None) -> None:
+def prune(line: Lineage, keep: int, arrived: pruning.Arrived | None = None) -> None:
     pruning.prune(line, keep, arrived, Whole(), gather=lambda value: [value], rank=0, local_rank=0)
 
 
@@ -143,10 +143,10 @@ def test_pruning_takes_what_the_line_has_passed_and_leaves_other_lines_alone(tmp
     begin(tmp_path, "run-train-a", None, 2, 4, 6, 9)
     other = begin(tmp_path, "run-train-x", 2, 3)
     (other.own / NAME).write_text(Origin(1, None, None).to_json())
-    line = Line.of(tmp_path, "run-train-b").begun(4)
+    line = Lineage.of(tmp_path, "run-train-b").begun(4)
     line.record()
     assert json.loads((line.own / NAME).read_text())["from"] == {"job": "run-train-a", "step": 4}
-    line = Line.of(tmp_path, "run-train-b")
+    line = Lineage.of(tmp_path, "run-train-b")
     save(line, 5, 7)
     prune(line, 2)
     assert left(tmp_path) == [

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.data.progress import Progress
+from smtrain.data.progress import DataProgress
 
-Run = Callable[[Path, Callable[[Progress], None]], None]
+Run = Callable[[Path, Callable[[DataProgress], None]], None]
 
 
 def goes_on_after_every_block(run: Run, folder: Path, least: int, after: Callable[[], None] = lambda: None) -> None:
@@ -22,7 +22,7 @@ def goes_on_after_every_block(run: Run, folder: Path, least: int, after: Callabl
     def counted(out: Path, last: int | None = None) -> tuple[int, dict[str, bytes]]:
         seen = 0
 
-        def stop(_: Progress) -> None:
+        def stop(_: DataProgress) -> None:
             nonlocal seen
             seen += 1
             if seen == last:

@@ -18,7 +18,7 @@ from smtrain.data.checksums import BLOCK, Rolling
 from smtrain.data.exchange import export_blocks, import_tokens
 from smtrain.data.indexes import merge, split
 from smtrain.data.loader import TokenLoader
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.packed import PackedLoader, WithinDocuments
 from smtrain.data.prepare import prepare
 from smtrain.data.sft import prepare_sft
@@ -76,7 +76,7 @@ def flip(path: Path, at: int) -> None:
 def without_checksums(folder: Path) -> None:
     """As an older smtrain wrote it."""
     (folder / "tokens.sums").unlink()
-    manifest = Manifest.load(folder)
+    manifest = DatasetManifest.load(folder)
     dataclasses.replace(manifest, files=manifest.content).save(folder)
 
 
@@ -120,7 +120,7 @@ def test_zeroed_tokens_are_noticed(data: Path, tmp_path: Path, old: bool) -> Non
 
 def test_data_without_checksums_gets_them_and_they_are_kept_with_the_run(data: Path, tmp_path: Path) -> None:
     without_checksums(data)
-    before = Manifest.load(data)
+    before = DatasetManifest.load(data)
     keep = tmp_path / "kept"
     read_all(data, keep)
     assert [path.suffix for path in keep.iterdir()] == [".sums"]
@@ -207,10 +207,10 @@ def test_merge_split_import_and_export_check_what_they_read_and_make_checksums(
 def test_a_checkpoints_data_is_the_tokens_with_checksums_or_without(data: Path) -> None:
     """So that a run begun on data of an older smtrain goes on with the same text prepared anew."""
     config = JobConfig(name="x", model={"path": "s3://a/b"}, data={"prepared": "s3://a/d"})  # type: ignore[arg-type]
-    now = Position(config, Manifest.load(data), {}).fixed()["data"]
+    now = Position(config, DatasetManifest.load(data), {}).fixed()["data"]
     without_checksums(data)
-    assert Position(config, Manifest.load(data), {}).fixed()["data"] == now
-    manifest = Manifest.load(data)
+    assert Position(config, DatasetManifest.load(data), {}).fixed()["data"] == now
+    manifest = DatasetManifest.load(data)
     changed = {"tokens.bin": manifest.files["tokens.bin"] | {"sha256": "0" * 64}}
     other = dataclasses.replace(manifest, files=manifest.files | changed)
     assert Position(config, other, {}).fixed()["data"] != now

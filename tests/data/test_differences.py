@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.data import unlike
+from smtrain.data import unlike_characters
 from smtrain.data.differences import compared
 from smtrain.data.encoder import Encoder, Giga, Plain, choose
 from smtrain.data.reading import strings
@@ -86,7 +86,7 @@ def test_every_tenth_character_of_the_table_and_as_many_others(
     script: ModuleType, encoders: dict[str, tuple[Giga, Plain]], name: str
 ) -> None:
     draw = random.Random(3)
-    known = points(unlike.UNLIKE)
+    known = points(unlike_characters.UNLIKE)
     others = draw.sample(script.code_points(), 3_000)
     assert same(encoders[name], [script.around(chr(c)) for c in [*known[::10], *others]])
 

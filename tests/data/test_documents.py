@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.data.loader import TokenLoader
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.packed import WithinDocuments
 from smtrain.errors import DataError
 from tests.data.writer import IndexedWriter
@@ -33,7 +33,7 @@ def make(folder: Path, parts: list[Documents]) -> Path:
         samples = (writer.tokens - 1) // SEQ_LEN
         about.append({"prefix": prefix, "documents": len(documents), "tokens": writer.tokens, "samples": samples})
     total = {key: sum(part[key] for part in about) for key in ("documents", "tokens", "samples")}
-    Manifest(
+    DatasetManifest(
         vocab_size=500, model_vocab_size=None, tokenizer_sha256="", eos_id=0, append_eod=True, seq_len=SEQ_LEN,
         dtype="uint16", text_column="text", sources=[], files={}, bad_line_count=0, bad_lines=[], parts=about, **total,
     ).save(folder)  # fmt: skip

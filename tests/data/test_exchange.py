@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smtrain.data.about import inspect, ranks, save_picture
 from smtrain.data.exchange import export_blocks, import_tokens
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.indexes import merge, split
 from smtrain.data.loader import TokenLoader
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
+from smtrain.data.summary import inspect, ranks, save_picture
 from smtrain.errors import DataError
 from tests.data.writer import IndexedWriter
 
@@ -78,7 +78,7 @@ def test_a_megatron_pair_becomes_a_prepared_dataset_and_input_of_one(golden: Pat
         return
     made = import_tokens(source, tmp_path / "out", vocabulary, 16)
     assert pair(tmp_path / "out/tokens") == pair(source)
-    assert made == Manifest.load(tmp_path / "out")
+    assert made == DatasetManifest.load(tmp_path / "out")
     prepare(source.with_name(source.name + ".idx"), tmp_path / "again", vocabulary, seq_len=16, progress=lambda _: None)
     documents = [IndexedDataset(tmp_path / folder / "tokens") for folder in ("out", "again")]
     assert documents[0].tokens.tolist() == documents[1].tokens.tolist()

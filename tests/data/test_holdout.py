@@ -15,7 +15,7 @@ from smtrain.data import blocks, resumable
 from smtrain.data.heldout import HeldOut
 from smtrain.data.holdout import HoldOut
 from smtrain.data.indexed import IndexedDataset
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.data.sft import prepare_sft
 from smtrain.errors import DataError
@@ -39,7 +39,7 @@ def texts(prefix: Path, tokenizer: Path) -> list[str]:
     return [words.decode(data[i][:-1].tolist()) for i in range(len(data))]
 
 
-def quietly(*args: Any, **more: Any) -> Manifest:
+def quietly(*args: Any, **more: Any) -> DatasetManifest:
     return prepare(*args, **{"seq_len": 32, "progress": lambda _: None, "say": lambda _: None, **more})
 
 
@@ -60,7 +60,7 @@ def test_a_share_of_the_documents_is_held_out_and_the_rest_is_trained_on(
     assert manifest.validation is not None
     assert (manifest.documents, manifest.validation["documents"]) == (len(trained), len(held_out))
     assert manifest.tokens == len(IndexedDataset(tmp_path / "out/tokens").tokens)
-    assert manifest == Manifest.load(tmp_path / "out")
+    assert manifest == DatasetManifest.load(tmp_path / "out")
     assert "validation.bin" in manifest.files
     assert "validation.bin" not in manifest.content
 
@@ -198,7 +198,7 @@ def test_documents_are_kept_apart_where_the_training_does(
     held_out = HeldOut(
         tmp_path / "out", seq_len=32, global_batch_size=2, dp_rank=0, dp_size=1, document_mask=True
     )  # fmt: skip
-    end = Manifest.load(tmp_path / "out").eos_id
+    end = DatasetManifest.load(tmp_path / "out").eos_id
     seen = 0
     for number in range(held_out.batches):
         ids, labels, segments = held_out.batch(number)

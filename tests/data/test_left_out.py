@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smtrain.config.textfiles import choose_in
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.data.sources import find_files
 from smtrain.errors import DataError
@@ -181,4 +181,4 @@ def test_prepare_says_it_and_keeps_it_in_the_manifest(tmp_path: Path, tokenizer_
     said: list[str] = []
     prepare(tmp_path / "in", tmp_path / "out", tokenizer_folder, seq_len=8, say=said.append, progress=lambda _: None)
     assert said[0].startswith(f"prepare: {tmp_path / 'in'}: b.csv is left out: ")
-    assert Manifest.load(tmp_path / "out").left_out == [said[0].removeprefix("prepare: ")]
+    assert DatasetManifest.load(tmp_path / "out").left_out == [said[0].removeprefix("prepare: ")]

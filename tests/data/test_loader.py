@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from smtrain.data import loader as loader_module
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.loader import TokenLoader
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.order import Order, epoch_order
 from smtrain.errors import DataError
 from tests.data.writer import IndexedWriter
@@ -28,7 +28,7 @@ def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: in
     folder.mkdir(exist_ok=True)
     with IndexedWriter(folder / "tokens.bin", folder / "tokens.idx", "uint16") as writer:
         writer.add_documents(np.arange(tokens) % 500, np.array([tokens // 3, tokens - tokens // 3]))
-    Manifest(
+    DatasetManifest(
         vocab_size=500,
         model_vocab_size=model_vocab_size,
         tokenizer_sha256="",

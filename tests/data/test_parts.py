@@ -11,7 +11,7 @@ from smtrain.data import blocks
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.parts import Parts, StoppedError
 from smtrain.data.prepare import prepare
-from smtrain.data.progress import Progress
+from smtrain.data.progress import DataProgress
 from smtrain.errors import DataError
 from tests.data.test_prepare import lines
 
@@ -35,7 +35,7 @@ class Machine:
         shutil.rmtree(out, ignore_errors=True)  # another machine
         self.said, self.blocks = [], 0
 
-        def stop(_: Progress) -> None:
+        def stop(_: DataProgress) -> None:
             self.blocks += 1
             if self.blocks == stop_after:
                 raise InterruptedError

@@ -20,12 +20,12 @@ from tokenizers import Tokenizer
 from smtrain.data import blocks, encoder, resumable
 from smtrain.data import prepare as prepare_module
 from smtrain.data import progress as progress_module
-from smtrain.data.cleaning import Cleaning, Seen
+from smtrain.data.cleaning import Cleaning, SeenDocuments
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.journal import Journal
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
-from smtrain.data.progress import Progress
+from smtrain.data.progress import DataProgress
 from smtrain.errors import DataError
 from tests.data.interruptions import goes_on_after_every_block
 
@@ -57,12 +57,12 @@ def test_writes_what_megatron_preprocessing_writes(golden: Path, tmp_path: Path,
     assert (manifest.documents, manifest.tokens) == (expected["documents"], len(expected["tokens"]))
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DataProgress) -> None:
     pass
 
 
 def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[DataProgress] = []
     manifest = prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32, progress=seen.append)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     data = IndexedDataset(tmp_path / "out" / "tokens")
@@ -70,7 +70,7 @@ def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokeni
     wanted = [f"the words of text {i} " * (i % 7) for i in range(200)]
     assert documents == [w for w in wanted if w] + ["a small text\n"]
     assert {int(data[i][-1]) for i in range(len(data))} == {manifest.eos_id}
-    assert manifest == Manifest.load(tmp_path / "out")
+    assert manifest == DatasetManifest.load(tmp_path / "out")
     assert manifest.samples == (len(data.tokens) - 1) // 32
     assert [(s["name"], s["documents"]) for s in manifest.sources] == [("a.jsonl", 200), ("b.txt", 1)]
     assert (seen[-1].done_bytes, seen[-1].tokens) == (seen[-1].total_bytes, manifest.tokens)
@@ -93,7 +93,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
         prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32, workers=workers, max_bad=300, progress=ignore)
         made.append({p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()})
     assert made[0] == made[1]
-    manifest = Manifest.load(tmp_path / "out")
+    manifest = DatasetManifest.load(tmp_path / "out")
     assert manifest.bad_line_count == 300
     assert manifest.bad_lines[1] == "c.jsonl, line 4: no column 'text', only 'no'"
 
@@ -128,7 +128,7 @@ def test_too_little_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> N
 
 
 def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
-    def attempt(folder: Path, **more: bool) -> Manifest:
+    def attempt(folder: Path, **more: bool) -> DatasetManifest:
         return prepare(text, tmp_path / "out", folder, seq_len=8, progress=ignore, **more)
 
     folder = tmp_path / "model"
@@ -277,7 +277,7 @@ def test_cleaning_and_duplicates(tmp_path: Path, tokenizer_folder: Path, monkeyp
 @given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=6))
 @settings(deadline=None)
 def test_each_document_is_new_once(batches: list[list[int]]) -> None:
-    seen, met = Seen(slots=64), set()
+    seen, met = SeenDocuments(slots=64), set()
     for batch in batches:
         kept = seen.new(np.array(batch, np.uint64))
         for value, new in zip(batch, kept, strict=True):
@@ -286,7 +286,7 @@ def test_each_document_is_new_once(batches: list[list[int]]) -> None:
 
 
 def test_beyond_its_size_the_filter_keeps_and_counts() -> None:
-    seen = Seen(slots=8)
+    seen = SeenDocuments(slots=8)
     assert seen.new(np.arange(1, 11, dtype=np.uint64)).all()
     assert seen.forgotten == 4
     assert seen.new(np.arange(1, 11, dtype=np.uint64)).sum() == 4
@@ -372,7 +372,7 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     lines(tmp_path / "a.jsonl", [*rows, {"no": 1}, *rows[4:]])
     lines(tmp_path / "b.jsonl", [{"no": 2}, *rows[:2], {"text": "quite another one " * 9}, *rows, {"no": 3}])
 
-    def run(out: Path, progress: Callable[[Progress], None]) -> None:
+    def run(out: Path, progress: Callable[[DataProgress], None]) -> None:
         sources = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
         prepare(
             sources, out, tokenizer_folder, seq_len=8, max_bad=3, cleaning=Cleaning(deduplicate=True), workers=2,

@@ -13,16 +13,16 @@ import torch
 
 from smtrain.data import blocks, resumable
 from smtrain.data import sft as sft_module
-from smtrain.data.about import inspect
 from smtrain.data.exchange import export_blocks
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.journal import Journal
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.packed import PackedLoader
 from smtrain.data.packing import Packing
 from smtrain.data.parts import Parts
-from smtrain.data.progress import Progress
+from smtrain.data.progress import DataProgress
 from smtrain.data.sft import prepare_sft
+from smtrain.data.summary import inspect
 from smtrain.errors import DataError
 from tests.cli.test_cli import smtrain
 from tests.data.chats import talk, tokenizer, write
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tokenizer(tmp_path_factory.mktemp("tok"), name) for name in ("chatml", "marked", "thinking")}
 
 
-def prepared(source: Path, output: Path, folder: Path, said: list[str] | None = None, **more: Any) -> Manifest:
+def prepared(source: Path, output: Path, folder: Path, said: list[str] | None = None, **more: Any) -> DatasetManifest:
     options = {"seq_len": SEQ_LEN, "progress": lambda _: None, "say": (said if said is not None else []).append}
     return prepare_sft([source], output, folder, **{**options, **more})
 
@@ -63,7 +63,7 @@ def test_samples_lie_beside_what_is_learned_of_them(tmp_path: Path, folders: dic
         ),
         ("<|im_start|>user\nwhat<|im_end|>\n<|im_start|>assistant\nthis<|im_end|>\n", "this<|im_end|>"),
     ]
-    assert manifest == Manifest.load(tmp_path / "out")
+    assert manifest == DatasetManifest.load(tmp_path / "out")
     assert (manifest.objective, manifest.samples, manifest.documents) == ("sft", 2, 2)
     names = [f"{name}{end}" for name in ("tokens", "tokens_mask") for end in (".bin", ".idx", ".sums")]
     assert sorted(manifest.files) == names
@@ -127,7 +127,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
         prepared(write(tmp_path / "in/a.jsonl", rows), tmp_path / "out", folders["chatml"], workers=workers, max_bad=1)
         made.append({p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()})
     assert made[0] == made[1]
-    assert Manifest.load(tmp_path / "out").bad_lines == ["a.jsonl, line 71: 'messages' is not a list of objects"]
+    assert DatasetManifest.load(tmp_path / "out").bad_lines == ["a.jsonl, line 71: 'messages' is not a list of objects"]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "from parts"])
@@ -142,7 +142,7 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     for name in ("a", "b"):
         write(tmp_path / f"in/{name}.jsonl", [*rows, {"messages": "none"}, *rows[:4]])
 
-    def run(out: Path, progress: Callable[[Progress], None]) -> None:
+    def run(out: Path, progress: Callable[[DataProgress], None]) -> None:
         copies = Parts(tmp_path / "parts", 1) if elsewhere else None
         options = {"overlong": "drop", "max_bad": 2, "workers": 1, "progress": progress, "parts": copies}
         prepared(tmp_path / "in", out, folders["chatml"], **options)
@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"seq_len {SEQ_LEN} and train\.seq_len is 64"):
         load(data, 2, seq_len=64)
     with pytest.raises(DataError, match=r"prepared for train\.objective: sft and it is pretrain here"):
-        Manifest.load(data).check_objective(data, "pretrain")
+        DatasetManifest.load(data).check_objective(data, "pretrain")
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in data.iterdir():

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.native import NativeSource
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.native import NativeEngine, persist
 from smtrain.errors import SmtrainError
@@ -331,7 +331,7 @@ def save_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, f
 
 def prune_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path], keep: int) -> None:
     folder = host_of(rank, folders)
-    engine(config, options).prune(Line.of(folder, ""), keep)
+    engine(config, options).prune(Lineage.of(folder, ""), keep)
 
 
 def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tensors: dict[str, Any] | None) -> str:

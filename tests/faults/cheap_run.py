@@ -13,7 +13,7 @@ from typing import Any
 
 import smtrain.handle.job
 from smtrain.aws.target import Target
-from smtrain.cli.call import call
+from smtrain.cli.dispatch import call
 from smtrain.errors import JobError
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Follower

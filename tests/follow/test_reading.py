@@ -17,10 +17,10 @@ from smtrain.aws.patience import Patience
 from smtrain.contract.log_lines import Line
 from smtrain.errors import JobError
 from smtrain.follow.cursor import Cursor
+from smtrain.follow.dedup import MINUTE, SeenEvents
 from smtrain.follow.follower import Change, Follower, Pace
-from smtrain.follow.order import Order
+from smtrain.follow.order import ReorderBuffer
 from smtrain.follow.reading import LogReading, last_lines
-from smtrain.follow.seen import MINUTE, Seen
 
 from .cloudwatch import Logs, SageMaker, error, target, told, unreachable
 
@@ -104,12 +104,12 @@ def test_what_patience_cannot_mend_is_raised(monkeypatch: pytest.MonkeyPatch) ->
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20 * MINUTE), st.integers(0, 2**64 - 1)), max_size=60))
 def test_packed_or_not_a_key_is_known(keys: list[tuple[int, int]]) -> None:
-    seen, known = Seen(), set()
+    seen, known = SeenEvents(), set()
     for timestamp, key in keys:
         assert seen.add(timestamp, key) == ((timestamp // MINUTE, key) not in known)
         known.add((timestamp // MINUTE, key))
     assert len(seen) == len(known)
-    again = Seen()
+    again = SeenEvents()
     again.restore(seen.since(5 * MINUTE))
     for timestamp, key in keys:
         if timestamp >= 5 * MINUTE:
@@ -117,7 +117,7 @@ def test_packed_or_not_a_key_is_known(keys: list[tuple[int, int]]) -> None:
 
 
 def test_hosts_are_merged_by_time_and_a_late_line_still_comes() -> None:
-    order = Order()
+    order = ReorderBuffer()
     for stamp, host, text in [(30, "algo-10", "c"), (10, "algo-2", "a"), (30, "algo-2", "b"), (30, "algo-10", "d")]:
         order.take(Line(host, stamp, text), 0, now=0.0)
     assert [line.text for line in order.free(0.01, now=0.0)] == ["a"]

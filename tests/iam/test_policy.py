@@ -139,7 +139,7 @@ def test_a_run_uses_what_is_granted_and_nothing_else(
 
 
 def _status(name: str) -> None:
-    from smtrain.cli.call import call
+    from smtrain.cli.dispatch import call
 
     with contextlib.suppress(SystemExit):
         call("status", "smtrain.cli.status", [name, "--target", "local"])

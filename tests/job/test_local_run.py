@@ -20,7 +20,7 @@ from rich.console import Console
 import smtrain
 from smtrain.aws.s3 import list_objects, split_uri
 from smtrain.aws.target import Target
-from smtrain.checkpoint.about import verify
+from smtrain.checkpoint.summary import verify
 from smtrain.cli.demo_show import show
 from smtrain.handle.listing import list_jobs
 from smtrain.testing.switches import plane as local_plane

@@ -18,7 +18,7 @@ import smtrain
 from smtrain.aws.downloads import download
 from smtrain.aws.target import Target
 from smtrain.checkpoint import manifest
-from smtrain.checkpoint.about import verify
+from smtrain.checkpoint.summary import verify
 from smtrain.contract import owner as ownership
 from smtrain.contract.owner import Fence, Owner, OwnerError
 from smtrain.errors import JobError

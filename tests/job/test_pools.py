@@ -13,7 +13,7 @@ import pytest
 import smtrain
 from smtrain.aws.local_plane import ROLE
 from smtrain.aws.target import Target
-from smtrain.cli.call import call
+from smtrain.cli.dispatch import call
 from smtrain.facts.warm_pools import first_difference
 from smtrain.submission import pools
 

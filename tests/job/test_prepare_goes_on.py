@@ -14,7 +14,7 @@ import pytest
 
 import smtrain
 from smtrain.aws.downloads import download
-from smtrain.data.manifest import Manifest
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.job.request import parts_uri
 from tests.job.processes import processes_of
@@ -81,5 +81,5 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     assert any("continuing after" in line.text for line in again.lines())
     download(again.target, [(again.output, tmp_path / "there")])
     prepare(text, tmp_path / "here", model, seq_len=32, progress=lambda _: None, say=lambda _: None)
-    assert Manifest.load(tmp_path / "there").content == Manifest.load(tmp_path / "here").content
+    assert DatasetManifest.load(tmp_path / "there").content == DatasetManifest.load(tmp_path / "here").content
     assert "Contents" not in job.target.s3.list_objects_v2(Bucket=bucket, Prefix=prefix)

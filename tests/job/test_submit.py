@@ -22,7 +22,7 @@ from smtrain.aws.target import Target
 from smtrain.handle.listing import list_jobs
 from smtrain.sdk.lost_answer import answer_was_lost
 from smtrain.submission import one_job as submit
-from smtrain.submission.waiting import PACE, Patience
+from smtrain.submission.waiting import PACE, waiting
 from smtrain.testing.switches import Plane
 
 KIND, OTHER = "ml.trn1.2xlarge", "ml.trn1.32xlarge"
@@ -235,7 +235,7 @@ def test_ctrl_c_says_what_it_leaves(
 @pytest.mark.parametrize("target", ["aws", "local"])
 def test_patience_is_counted_from_the_first_attempt(target: Any) -> None:
     now = [1000.0]
-    patience = Patience(6 * 3600, target, clock=lambda: now[0])
+    patience = waiting(6 * 3600, target, clock=lambda: now[0])
     first, longest = PACE[target]
     pauses = []
     while (pause := patience.pause()) is not None:

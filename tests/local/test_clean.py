@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.aws.local_plane import ensure_running, shut_down
-from smtrain.cli.call import call
+from smtrain.cli.dispatch import call
 from smtrain.local.usage import spell_bytes, usage
 
 from .conftest import Client, channel, wait_for

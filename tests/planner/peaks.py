@@ -95,8 +95,8 @@ def model(family: str) -> dict[str, Any]:
 def compare(family: str, text: str, worlds: dict[int, Any]) -> list[tuple[int, int, float]]:
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.model.families import ModelShape
+    from smtrain.planner.machines import Machine, Mesh, Work
     from smtrain.planner.memory import core_memory
-    from smtrain.planner.setup import Machine, Mesh, Work
     from tests.engine.cases import mesh
 
     o, described = mesh(text), model(family)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.cli.before import planned
+from smtrain.cli.price_check import planned
 from smtrain.errors import JobError
 from smtrain.job.request import create_training_job
-from smtrain.planner import ticket
+from smtrain.planner import plan_tag
 from tests.planner.test_plan import raw
 
 
@@ -34,7 +34,7 @@ def test_only_a_job_that_aws_would_bill_is_planned(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
     tagged = planned(config(), "aws", ask=True)
     assert "cost        $" in capsys.readouterr().out
-    assert ticket.read([{"Key": k, "Value": v} for k, v in tagged.tags.items()])["dollars"] > 1000
+    assert plan_tag.read([{"Key": k, "Value": v} for k, v in tagged.tags.items()])["dollars"] > 1000
 
 
 def test_above_the_limit_somebody_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_the_plan_goes_with_the_request_and_changes_nothing_of_the_job() -> None
     before, after = config(), planned(config(), "aws", ask=False, show=False)
     assert before.for_stage("train") == after.for_stage("train")
     request = create_training_job(after, "train", "job", {}, "s3://b/code/", "s3://b/config/")
-    told = ticket.read(request["Tags"])
+    told = plan_tag.read(request["Tags"])
     plan = smtrain.plan(raw())
     assert plan.dollars is not None
     assert told["dollars"] == pytest.approx(plan.dollars, rel=1e-4)
@@ -71,10 +71,10 @@ def test_the_plan_goes_with_the_request_and_changes_nothing_of_the_job() -> None
 
 
 def test_actual_is_told_against_the_plan() -> None:
-    told = ticket.read([{"Key": ticket.TAG, "Value": ticket.write(smtrain.plan(raw()))}])
+    told = plan_tag.read([{"Key": plan_tag.TAG, "Value": plan_tag.write(smtrain.plan(raw()))}])
     rate = told["tokens_per_s"]
-    assert "100% of it, within the plan" in ticket.compare(told, rate)
-    assert "50% of it, below the plan" in ticket.compare(told, rate / 2)
-    assert "above the plan" in ticket.compare(told, rate * 2)
-    assert "actual" not in ticket.compare(told, None)
-    assert ticket.read([{"Key": "other", "Value": "x=1"}]) == {}
+    assert "100% of it, within the plan" in plan_tag.compare(told, rate)
+    assert "50% of it, below the plan" in plan_tag.compare(told, rate / 2)
+    assert "above the plan" in plan_tag.compare(told, rate * 2)
+    assert "actual" not in plan_tag.compare(told, None)
+    assert plan_tag.read([{"Key": "other", "Value": "x=1"}]) == {}

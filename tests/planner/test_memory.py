@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from smtrain.planner.machines import GIB, Machine, Mesh, Work, named_shape
 from smtrain.planner.memory import checkpoint_bytes, core_memory, host_memory, worst_core
-from smtrain.planner.setup import GIB, Machine, Mesh, Work, named_shape
 from tests.engine.world import World
 from tests.planner.peaks import COMBINATIONS, compare
 

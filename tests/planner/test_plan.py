@@ -14,7 +14,7 @@ import smtrain
 from smtrain.cli.plan import app
 from smtrain.errors import ConfigError
 from smtrain.planner.cost import Prices, saving
-from smtrain.planner.setup import Machine, Work, named_shape
+from smtrain.planner.machines import Machine, Work, named_shape
 
 
 @pytest.fixture(autouse=True)

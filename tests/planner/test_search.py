@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from smtrain.facts import table
+from smtrain.planner.machines import RECOMPUTE, Machine, Mesh, Work, mesh_faults, named_shape
 from smtrain.planner.memory import worst_core
 from smtrain.planner.search import doubts, refusals, search
-from smtrain.planner.setup import RECOMPUTE, Machine, Mesh, Work, mesh_faults, named_shape
 from smtrain.planner.throughput import step_time
 
 TYPES = sorted(t for t, row in table("instances")["instances"].items() if "core_gib" in row)

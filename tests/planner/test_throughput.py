@@ -10,7 +10,7 @@ import pytest
 
 from smtrain.facts import table
 from smtrain.planner.calibration import Left, fit, leave_one_out, published, residual
-from smtrain.planner.setup import Machine, Mesh, Work, named_shape
+from smtrain.planner.machines import Machine, Mesh, Work, named_shape
 from smtrain.planner.throughput import Coefficients, step_time
 
 

@@ -10,7 +10,7 @@ import pytest
 from smtrain.checkpoint import manifest
 from smtrain.contract import owner as ownership
 from smtrain.contract.container import Container
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.contract.owner import Fence, Owner, OwnerError, owner_uri
 from smtrain.train.destination import VARIABLE, Destination
 from tests.checkpoint.folders import LLAMA
@@ -38,15 +38,15 @@ def uri(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return uri
 
 
-def line_of(container: Container, *steps: int) -> Line:
-    line = Line.of(container.checkpoint_dir, JOB).begun(None)
+def line_of(container: Container, *steps: int) -> Lineage:
+    line = Lineage.of(container.checkpoint_dir, JOB).begun(None)
     line.record()
     for step in steps:
         native(line.own, LLAMA, step)
     return line
 
 
-def upload(uri: str, line: Line, name: str) -> None:
+def upload(uri: str, line: Lineage, name: str) -> None:
     from smtrain.aws.target import Target
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")

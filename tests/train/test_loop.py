@@ -76,7 +76,7 @@ class Late:
 
 def go(rank: int, folder: Path, stopped: bool, spoilt: int | None) -> tuple[list[str], Any, list[str]]:
     """What the loop asked of an engine whose numbers come late, how it ended, and the checkpoints left."""
-    from smtrain.contract.lineage import Line
+    from smtrain.contract.lineage import Lineage
     from smtrain.train.health import LossWatch, StallWatch
     from smtrain.train.loop import StopRequest, train
 
@@ -90,7 +90,7 @@ def go(rank: int, folder: Path, stopped: bool, spoilt: int | None) -> tuple[list
         os.kill(os.getpid(), signal.SIGTERM)
     try:
         ended: Any = train(
-            config, engine, Batches(), line=Line.of(folder, ""), resumed=None, samples=0, position=Where(), log=None,
+            config, engine, Batches(), line=Lineage.of(folder, ""), resumed=None, samples=0, position=Where(), log=None,
             stop=stop, stall=StallWatch(0, lambda _: None), watch=LossWatch(), distrusted=set(),
         )  # fmt: skip
     except SmtrainError as error:

@@ -67,7 +67,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-class Mesh:
+class ProcessMesh:
     """The (pp, dp, tp) grid of all ranks, tp innermost, with this rank's place and its groups."""
 
     def __init__(self, options: ParallelOptions, device: torch.device) -> None:

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm, persist
-from smtrain.engine.native.comm import Mesh, local_rank
+from smtrain.engine.native.comm import ProcessMesh, local_rank
 from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.native.zero1 import Zero1AdamW
@@ -52,7 +52,7 @@ class NativeEngine:
         self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
         self.layout = Layout(self.shape, options.tp, options.pp)
-        self.mesh = Mesh(options, self.device)
+        self.mesh = ProcessMesh(options, self.device)
         self.rank, self.world_size = self.mesh.rank, self.mesh.world_size
         self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
         self.parameters = self.shape.parameters()
@@ -137,7 +137,7 @@ class NativeEngine:
         return persist.load(self, Path(checkpoint))
 
     def prune(
-        self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
         spared: Collection[str] = (),
     ) -> None:  # fmt: skip
         mesh = self.mesh

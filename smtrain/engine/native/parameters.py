@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smtrain.engine.native.comm import Mesh
+from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.lora import Factors
 from smtrain.model.layout import FlatTable, Layout
 
@@ -27,7 +27,7 @@ class Trained:
 
 
 def flat_parameters(
-    layout: Layout, table: FlatTable, mesh: Mesh, dtype: torch.dtype
+    layout: Layout, table: FlatTable, mesh: ProcessMesh, dtype: torch.dtype
 ) -> tuple[torch.Tensor, dict[str, nn.Parameter]]:
     """A buffer of zeros, as long as the data-parallel ranks' equal parts of it, and this rank's parameters in it."""
     padded = -(-table.size // mesh.dp) * mesh.dp

@@ -18,7 +18,7 @@ from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, StateReader, model_file, optimizer_file, write_safetensors
 from smtrain.checkpoint.verifying import sha256_of
-from smtrain.engine.native.comm import Mesh, local_rank
+from smtrain.engine.native.comm import ProcessMesh, local_rank
 from smtrain.errors import CheckpointError, SmtrainError
 from smtrain.model.families import ModelShape
 from smtrain.model.lora import another_adapter, described
@@ -171,7 +171,7 @@ def _manifest(engine: NativeEngine, step: int, state: dict[str, Any], root: str)
     )
 
 
-def _root_for(mesh: Mesh, path: Path) -> str:
+def _root_for(mesh: ProcessMesh, path: Path) -> str:
     """Where in the folder to write: a manifest there means files that must stay until the new manifest is there."""
     root = ""
     if mesh.rank == 0 and (path / manifests.NAME).exists():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from smtrain.engine.native.comm import Mesh
+from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.stage import Stage
 
 Shape = Sequence[int]
@@ -28,7 +28,7 @@ class MicroBatch(NamedTuple):
 class Pipeline:
     """Runs micro-batches through the stages. With one stage it is plain gradient accumulation."""
 
-    def __init__(self, stage: Stage, mesh: Mesh) -> None:
+    def __init__(self, stage: Stage, mesh: ProcessMesh) -> None:
         self.stage, self.mesh = stage, mesh
         ranks = dist.get_process_group_ranks(mesh.pp_group)
         p = mesh.pp_rank

@@ -23,7 +23,7 @@ from smtrain.engine.base import ParallelOptions
 from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm
 from smtrain.engine.native.attention import AttentionContext
-from smtrain.engine.native.comm import Mesh
+from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.lora import Dropout, Factors, attach
 from smtrain.engine.native.parameters import RowParallel, Trained, flat_parameters
 from smtrain.errors import CheckpointError
@@ -44,7 +44,7 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, config: dict[str, Any], layout: Layout, mesh: Mesh, options: ParallelOptions, lora: Lora | None = None,
+        self, config: dict[str, Any], layout: Layout, mesh: ProcessMesh, options: ParallelOptions, lora: Lora | None = None,
         seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()

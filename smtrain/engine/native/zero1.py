@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from smtrain.engine.base import OptimizerOptions
-from smtrain.engine.native.comm import Mesh, gather_into, scatter_sum_into
+from smtrain.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
 from smtrain.engine.native.stage import Stage
 
 _CHUNK = 4096  # of a norm in fp32: over 10 M numbers at once it is off by 4e-4
@@ -23,7 +23,7 @@ class Zero1AdamW:
     In fp32 the stage's values are its own; in bf16 `take` is to be given each parameter's.
     """
 
-    def __init__(self, stage: Stage, mesh: Mesh, options: OptimizerOptions) -> None:
+    def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
         self.mesh, self.options, self.steps = mesh, options, 0
         trained = stage.trained
         self.table, self.flat = trained.table, trained.flat

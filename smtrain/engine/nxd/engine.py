@@ -20,7 +20,7 @@ from torch_neuronx.utils import get_platform_target
 
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomWeights
 from smtrain.engine.nxd import persist, whole
@@ -191,7 +191,7 @@ class NxdEngine:
         return persist.load(self, Path(checkpoint))
 
     def prune(
-        self, line: Line, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
         spared: Collection[str] = (),
     ) -> None:  # fmt: skip
         everyone = self.everyone

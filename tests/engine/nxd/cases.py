@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import manifest
-from smtrain.contract.lineage import Line
+from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import ParallelOptions
 from smtrain.errors import SmtrainError
 from tests.engine import cases
@@ -129,7 +129,7 @@ def save_on_hosts(
         cases.steps(e, step, step + 1)
         e.save(folder, step + 1, {})
         e.end_save()
-        e.prune(Line.of(folder, ""), 2)
+        e.prune(Lineage.of(folder, ""), 2)
     persist.finish(e)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from smtrain.checkpoint.about import inspect
 from smtrain.checkpoint.convert import convert
+from smtrain.checkpoint.summary import inspect
 from smtrain.engine.nxd import whole
 from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh

@@ -12,7 +12,7 @@ from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.facts.engines import EngineName
 from smtrain.model.families import ModelShape
-from smtrain.planner.setup import Recompute, Work, named_shape
+from smtrain.planner.machines import Recompute, Work, named_shape
 
 # What an engine can leave to be computed again, and whether its backward pass gathers once more.
 _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {

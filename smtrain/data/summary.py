@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from smtrain.data.exchange import prefixes
 from smtrain.data.indexed import IndexedDataset
-from smtrain.data.manifest import MASK, NAME, Manifest
+from smtrain.data.manifest import MASK, NAME, DatasetManifest
 from smtrain.data.packing import Packing
 from smtrain.data.tokenizer import load_tokenizer
 from smtrain.errors import DataError
@@ -21,7 +21,7 @@ _CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
-class About:
+class DatasetSummary:
     """A dataset's counts. `counts` is int64 [largest id + 1]; `top` the most frequent as (id, text or None, share)."""
 
     facts: dict[str, Any]
@@ -30,7 +30,7 @@ class About:
     sample: str | None
 
 
-def inspect(path: Path, tokenizer: Path | None = None) -> About:
+def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
     """Read a prepared folder or a Megatron pair through once. With a tokenizer folder, tokens are shown as text.
 
     Raises DataError where it is neither.
@@ -58,7 +58,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> About:
         quantiles = np.quantile(lengths, [0, 0.5, 0.9, 1]).astype(int).tolist()
         facts["document_tokens"] = dict(zip(("min", "median", "p90", "max"), quantiles, strict=True))
     if path.is_dir() and (path / NAME).is_file():
-        manifest = Manifest.load(path)
+        manifest = DatasetManifest.load(path)
         kept = ("seq_len", "samples", "eos_id", "append_eod", "tokenized_by", "bad_line_count", "dropped", "parts")
         facts |= {key: getattr(manifest, key) for key in kept}
         if manifest.validation:
@@ -71,7 +71,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> About:
     top = [(int(i), decoder.decode([int(i)], skip_special_tokens=False) if decoder else None, counts[i] / tokens)
            for i in most if counts[i]]  # fmt: skip
     sample = decoder.decode(parts[0].tokens[:120].tolist(), skip_special_tokens=False) if decoder else None
-    return About(facts, counts, top, sample)
+    return DatasetSummary(facts, counts, top, sample)
 
 
 def ranks(counts: NDArray[np.int64], points: int = 60) -> list[float]:
@@ -81,7 +81,7 @@ def ranks(counts: NDArray[np.int64], points: int = 60) -> list[float]:
     return np.log10(ordered[places]).tolist() if len(ordered) else []
 
 
-def save_picture(about: About, path: Path, title: str) -> None:
+def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
     """Frequency by rank on logarithmic axes. Raises DataError where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -9,7 +9,7 @@ import typer
 from smtrain.aws.target import TargetName
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
-from smtrain.planner import ticket
+from smtrain.planner import plan_tag
 from smtrain.text import say
 
 
@@ -42,4 +42,4 @@ def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bo
             raise JobError("not started")
     if plan is None:
         return config
-    return config.model_copy(update={"tags": {**config.tags, ticket.TAG: ticket.write(plan)}})
+    return config.model_copy(update={"tags": {**config.tags, plan_tag.TAG: plan_tag.write(plan)}})

@@ -33,7 +33,7 @@ _STEP = re.compile(r"(?:global_?step|step|iter|iteration)[_-]?(\d+)")
 
 
 @dataclass(frozen=True)
-class About:
+class CheckpointSummary:
     """What `inspect` found."""
 
     path: str
@@ -57,7 +57,7 @@ class About:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def inspect(path: Path | str, config: dict[str, Any] | None = None) -> About:
+def inspect(path: Path | str, config: dict[str, Any] | None = None) -> CheckpointSummary:
     """Read what a checkpoint is. Raises CheckpointError, which says why, where it is none or not whole."""
     source = open_weights(path, config)
     where = source.where
@@ -77,7 +77,7 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> About:
             about["topology"] = {"tp": source.tp, "pp": source.pp}
     else:
         about["hashes"] = bool(read_manifest(where))
-    return About(
+    return CheckpointSummary(
         path=str(where),
         family=shape.family,
         parameters=shape.parameters(),

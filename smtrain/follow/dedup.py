@@ -11,7 +11,7 @@ MINUTE = 60_000
 _YOUNG = 3
 
 
-class Seen:
+class SeenEvents:
     """A set of event keys by the minute of their timestamp (ms). Old minutes are packed, forgotten ones dropped."""
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ from math import isfinite
 from smtrain.config import JobConfig
 from smtrain.config.units import spell
 from smtrain.planner.cost import HOUR, Cost, Saving
+from smtrain.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.planner.memory import host_memory
-from smtrain.planner.setup import GIB, Machine, Mesh, Work
 
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
 
