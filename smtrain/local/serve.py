@@ -48,7 +48,7 @@ def _lock(state: Path) -> Any:
             return handle
         except BlockingIOError:
             if time.monotonic() > deadline:
-                sys.exit(f"another control plane already uses {state}; end it first with smtrain.local.shut_down()")
+                sys.exit(f"another control plane already uses {state}; end it first with `smtrain local stop`")
             time.sleep(0.05)
 
 

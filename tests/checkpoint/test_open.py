@@ -115,11 +115,12 @@ def test_conversions_do_without_torch(tmp_path: Path) -> None:
     """Importing it takes longer than converting a small model."""
     model = hf_folder(tmp_path / "hf", LLAMA)
     code = (
-        "import sys; from smtrain.checkpoint.convert import convert; from smtrain.checkpoint import about\n"
+        "import sys; from smtrain.checkpoint.convert import convert; from smtrain.checkpoint import summary\n"
         "s, t = sys.argv[1:]\n"
         "convert(s, f'{t}/nxd', tp=2, pp=2, dtype='bf16'); convert(f'{t}/nxd', f'{t}/xser', tp=4, form='xser')\n"
         "convert(f'{t}/xser', f'{t}/native', to='native', tp=2); convert(f'{t}/native', f'{t}/hf', to='hf')\n"
-        "assert not list(about.diff(f'{t}/nxd', f'{t}/hf')); about.verify(f'{t}/nxd'); about.inspect(f'{t}/native')\n"
+        "assert not list(summary.diff(f'{t}/nxd', f'{t}/hf'))\n"
+        "summary.verify(f'{t}/nxd'); summary.inspect(f'{t}/native')\n"
         "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))\n"
     )
     subprocess.run([sys.executable, "-c", code, str(model), str(tmp_path / "out")], check=True)

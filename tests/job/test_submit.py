@@ -112,7 +112,7 @@ def test_a_lost_answer_makes_no_second_job(
 def test_a_lost_answer_is_known_by_the_clock_of_aws(monkeypatch: pytest.MonkeyPatch, skew_s: float) -> None:
     """This machine's clock may be an hour off: a job of a minute ago is ours, one of ten minutes ago is not."""
     there = datetime.now(timezone.utc)
-    monkeypatch.setattr("smtrain.submission.create.time.time", lambda: there.timestamp() + skew_s)
+    monkeypatch.setattr("smtrain.sdk.lost_answer.time.time", lambda: there.timestamp() + skew_s)
     error = ClientError(
         {
             "Error": {"Code": "ResourceInUse", "Message": "Job name must be unique"},

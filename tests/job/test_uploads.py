@@ -94,7 +94,7 @@ def test_a_killed_upload_is_gone_on_with(
     program = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from smtrain.job import uploads\n"
+        "from smtrain.aws import uploads\n"
         "from smtrain.aws.target import Target\n"
         f"uploads.PART, uploads.SENDERS, target = {PART}, 1, Target('local')\n"
         "def die(params, **_):\n"
