@@ -25,7 +25,7 @@ from smtrain.checkpoint.megatron_names import (
     mesh_faults,
     table,
 )
-from smtrain.checkpoint.pieces import Block, PieceSource
+from smtrain.checkpoint.pieces import PieceSource, TensorBlock
 from smtrain.checkpoint.places import Place, Slab, read_text
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
@@ -142,7 +142,7 @@ def _flat(where: Place, file: str, model: Any, depth: int = 0) -> list[tuple[str
 
 def global_blocks(
     where: Place, shape: ModelShape, shards: Shards, tp: int, pp: int, vpp: int
-) -> dict[str, list[Block]]:
+) -> dict[str, list[TensorBlock]]:
     """Key in the whole model -> its blocks, from the parts of all ranks.
 
     Raises CheckpointError for tensors that are none of the model's, and for shapes that are not a rank's.
@@ -152,7 +152,7 @@ def global_blocks(
     if starts[-1] != shape.layers:
         raise CheckpointError(f"{where} has {starts[-1]} layers, config.json {shape.layers}; take this model's.")
     fused = {f.key: f for f in (*table(shape), head(shape))}
-    out: dict[str, list[Block]] = {}
+    out: dict[str, list[TensorBlock]] = {}
     for (t, p, v), tensors in sorted(shards.items()):
         for name, slab in tensors.items():
             key = _global(name, starts[v * pp + p])
@@ -176,7 +176,7 @@ def _global(name: str, first: int) -> str:
     return f"decoder.layers.{first + int(found[1])}.{found[2]}" if found else name
 
 
-def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[Block]:
+def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[TensorBlock]:
     """Where a rank's part belongs; the padding of a vocabulary belongs nowhere."""
     vocab = fused.shape[0]
     if fused.key in (EMBEDDING, HEAD) and slab.shape:
@@ -190,12 +190,12 @@ def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[Blo
         )
     whole = tuple((0, n) for n in fused.shape)
     if shard.dim is None:
-        return [Block(whole, slab, (0,) * len(whole))]
+        return [TensorBlock(whole, slab, (0,) * len(whole))]
     out, at = [], 0
     for a, b in shard.ranges:
         origin = tuple(at if i == shard.dim else 0 for i in range(len(whole)))
         if b > a:
-            out.append(Block(tuple((a, b) if i == shard.dim else n for i, n in enumerate(whole)), slab, origin))
+            out.append(TensorBlock(tuple((a, b) if i == shard.dim else n for i, n in enumerate(whole)), slab, origin))
         at += b - a
     return out
 

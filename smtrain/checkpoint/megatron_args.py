@@ -10,11 +10,11 @@ from smtrain.checkpoint.pickling import Name
 from smtrain.model.hf_config import normalise
 
 if TYPE_CHECKING:
-    from smtrain.checkpoint.megatron_writer import Cut
+    from smtrain.checkpoint.megatron_writer import MegatronCut
 
 
 def arguments(
-    config: Mapping[str, Any], dtype: DType, vocab: int, cut: Cut, form: str, spelling: str
+    config: Mapping[str, Any], dtype: DType, vocab: int, cut: MegatronCut, form: str, spelling: str
 ) -> dict[str, Any]:
     """The options of pretrain_gpt.py that describe a model, under the names of their attributes."""
     normal = normalise(config)

@@ -35,7 +35,7 @@ REPLACES = (ITERATION, TRACKER)
 
 
 @dataclass(frozen=True)
-class Cut:
+class MegatronCut:
     """Megatron's own options of how a model lies on a mesh."""
 
     tp: int = 1
@@ -61,7 +61,7 @@ class Cut:
 
 
 def write_megatron(
-    source: WeightSource, target: Path | str, cut: Cut, spelling: Spelling = "te", overwrite: bool = True
+    source: WeightSource, target: Path | str, cut: MegatronCut, spelling: Spelling = "te", overwrite: bool = True
 ) -> None:
     """Write `iter_0000001/mp_rank_TT[_PPP]/model_optim_rng.pt`, the tracker file, config.json and a manifest.
 

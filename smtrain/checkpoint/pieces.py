@@ -22,7 +22,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class TensorBlock:
     """A part of a tensor, and where its numbers lie."""
 
     spans: Spans
@@ -31,13 +31,13 @@ class Block:
     at: tuple[int, ...]
     """Where in the slab it begins."""
 
-    def within(self, bounds: Bounds) -> Block | None:
+    def within(self, bounds: Bounds) -> TensorBlock | None:
         """The part of it that is in a window."""
         spans = tuple((max(a, low), min(b, high)) for (a, b), (low, high) in zip(self.spans, bounds, strict=True))
         if any(a >= b for a, b in spans):
             return None
         at = tuple(n + a - old for n, (a, _), (old, _) in zip(self.at, spans, self.spans, strict=True))
-        return Block(spans, self.slab, at)
+        return TensorBlock(spans, self.slab, at)
 
     def bits(self, tally: Tally | None) -> Bits:
         return self.slab.bits([(n, n + b - a) for n, (a, b) in zip(self.at, self.spans, strict=True)], tally)
@@ -55,13 +55,13 @@ class PieceSource(WeightSource):
         where: Place,
         config: dict[str, Any],
         tensors: Iterable[Fused],
-        blocks: Mapping[str, list[Block]],
-        twins: list[Block] | None = None,
+        blocks: Mapping[str, list[TensorBlock]],
+        twins: list[TensorBlock] | None = None,
     ) -> None:
         self._place, self._config = where, config
         self._shape = ModelShape.from_config(config)
         self._specs = {spec.name: spec for spec in self._shape.specs}
-        self._blocks: dict[str, list[Block]] = {}
+        self._blocks: dict[str, list[TensorBlock]] = {}
         self._together: dict[str, tuple[str, ...]] = {}
         for fused in tensors:
             found = blocks.get(fused.key)
@@ -117,7 +117,7 @@ class PieceSource(WeightSource):
             )
         return found
 
-    def _assemble(self, blocks: list[Block], bounds: Bounds, tally: Tally | None) -> Bits:
+    def _assemble(self, blocks: list[TensorBlock], bounds: Bounds, tally: Tally | None) -> Bits:
         """A view where one block has it all, else put together."""
         pieces = [piece for block in blocks if (piece := block.within(bounds)) is not None]
         if self._read is not None:
@@ -132,15 +132,15 @@ class PieceSource(WeightSource):
             )
         return out
 
-    def _found(self, name: str) -> list[Block]:
+    def _found(self, name: str) -> list[TensorBlock]:
         if name not in self._blocks:
             raise CheckpointError(f"{self._place} has no parameter {name}.")
         return self._blocks[name]
 
 
-def _parts(fused: Fused, blocks: list[Block]) -> dict[str, list[Block]]:
+def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBlock]]:
     """Blocks of a fused tensor as blocks of the parameters that it is made of."""
-    out: dict[str, list[Block]] = {part: [] for part in fused.parts}
+    out: dict[str, list[TensorBlock]] = {part: [] for part in fused.parts}
     starts = fused.starts()
     for (part, first, _), (low, high) in zip(fused.segments, pairwise(starts), strict=True):
         for block in blocks:
@@ -151,12 +151,12 @@ def _parts(fused: Fused, blocks: list[Block]) -> dict[str, list[Block]]:
     return out
 
 
-def _tiled(where: Place, key: str, blocks: list[Block], shape: tuple[int, ...]) -> list[Block]:
+def _tiled(where: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]) -> list[TensorBlock]:
     """The blocks in order, each once. Raises CheckpointError where they are no grid that covers the shape."""
     first = blocks[0].slab.dtype if blocks else None
     if any(block.slab.dtype != first or block.slab.dtype not in FLOATS for block in blocks):
         raise CheckpointError(f"{where}: {key} is stored in several types, or in one that is no floating-point type.")
-    columns: dict[Spans, dict[tuple[int, int], Block]] = {}
+    columns: dict[Spans, dict[tuple[int, int], TensorBlock]] = {}
     for block in blocks:
         columns.setdefault(block.spans[1:], {})[block.spans[0]] = block
     wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []

@@ -17,7 +17,7 @@ from typing import Any
 from smtrain.checkpoint import torchzip
 from smtrain.checkpoint.dtypes import DType
 from smtrain.checkpoint.megatron_names import EMBEDDING, HEAD, Fused, canonical, head, ignored, table
-from smtrain.checkpoint.pieces import Block, PieceSource
+from smtrain.checkpoint.pieces import PieceSource, TensorBlock
 from smtrain.checkpoint.places import Place, Slab, read_text
 from smtrain.checkpoint.unpickle import Opaque, unpickle
 from smtrain.checkpoint.written import read_manifest
@@ -56,7 +56,7 @@ class TorchDistSource(PieceSource):
         self.folder = folder
         shape = ModelShape.from_config(config)
         fused = {f.key: f for f in (*table(shape), head(shape))}
-        blocks: dict[str, list[Block]] = {}
+        blocks: dict[str, list[TensorBlock]] = {}
         for key, size, chunks in _tensors(at):
             if ignored(key) or not key.startswith(_OURS):
                 continue
@@ -112,7 +112,7 @@ def _check(where: Place, fused: Fused, key: str, size: tuple[int, ...], shift: i
         )
 
 
-def _blocks(fused: Fused, chunks: list[_Chunk], layer: int | None, shift: int) -> Iterator[Block]:
+def _blocks(fused: Fused, chunks: list[_Chunk], layer: int | None, shift: int) -> Iterator[TensorBlock]:
     for chunk in chunks:
         slab, offsets = chunk.slab, chunk.offsets
         if layer is not None:
@@ -126,7 +126,7 @@ def _blocks(fused: Fused, chunks: list[_Chunk], layer: int | None, shift: int) -
             offsets = offsets[1:]
         spans = tuple((a, a + n) for a, n in zip(offsets, slab.shape, strict=True))
         spans = ((spans[0][0] + shift, spans[0][1] + shift), *spans[1:])
-        block = Block(spans, slab, (0,) * len(spans)).within([(0, n) for n in fused.shape])
+        block = TensorBlock(spans, slab, (0,) * len(spans)).within([(0, n) for n in fused.shape])
         if block is not None:
             yield block
 

@@ -13,7 +13,7 @@ from smtrain.checkpoint.fused import FusedCut, FusedSource
 from smtrain.checkpoint.megatron import TRACKER
 from smtrain.checkpoint.megatron_args import arguments
 from smtrain.checkpoint.megatron_names import EMBEDDING, HEAD, LAYER, spelled, table
-from smtrain.checkpoint.megatron_writer import ITERATION, REPLACES, Cut
+from smtrain.checkpoint.megatron_writer import ITERATION, REPLACES, MegatronCut
 from smtrain.checkpoint.pickling import Called, Name, New, dumps
 from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
@@ -31,7 +31,7 @@ _STATES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linea
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class _WrittenChunk:
     """A part of a stored tensor."""
 
     name: str
@@ -53,7 +53,7 @@ class _Chunk:
 class _Cut:
     """One rank, which holds the rows of each chunk."""
 
-    def __init__(self, chunks: list[_Chunk], source: FusedSource) -> None:
+    def __init__(self, chunks: list[_WrittenChunk], source: FusedSource) -> None:
         self._shards = {}
         for chunk in chunks:
             a, b = chunk.rows
@@ -64,7 +64,7 @@ class _Cut:
         return self._shards[name]
 
 
-def write_torch_dist(source: WeightSource, target: Path | str, cut: Cut, overwrite: bool = True) -> None:
+def write_torch_dist(source: WeightSource, target: Path | str, cut: MegatronCut, overwrite: bool = True) -> None:
     """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the tracker file beside it.
 
     Any mesh reads it. `cut` says for how many ranks the vocabulary is padded, and what the settings kept along say.
@@ -98,7 +98,7 @@ def write_torch_dist(source: WeightSource, target: Path | str, cut: Cut, overwri
     produce(fused, target, plan, overwrite)
 
 
-def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_Chunk]:
+def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:
     """Every chunk in the order of the model: of layers one each, of a gated MLP's input two."""
     out = []
     for fused in table(shape):
@@ -116,7 +116,7 @@ def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_Chunk]:
             sizes = ((1,) if found else ()) + (rows, *size[1:])
             offsets = (*((int(found[1]),) if found else ()), half * rows, *(0 for _ in size[1:]))
             name = fused.key + "+" * half
-            out.append(_Chunk(name, (half * rows, (half + 1) * rows), key, offsets, sizes, Tensor(dtype, whole)))
+            out.append(_WrittenChunk(name, (half * rows, (half + 1) * rows), key, offsets, sizes, Tensor(dtype, whole)))
     return out
 
 
@@ -124,9 +124,9 @@ Places = dict[str, tuple[str, int, int]]
 """Chunk -> file, offset, length."""
 
 
-def _laid_out(chunks: list[_Chunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
+def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
     """Files of `_FILE` bytes at least, in which each chunk is a stream of torch.save."""
-    files: list[list[_Chunk]] = [[]]
+    files: list[list[_WrittenChunk]] = [[]]
     size = 0
     for chunk in chunks:
         if size >= _FILE:
@@ -160,7 +160,7 @@ def _end(ends: dict[str, torchstream.Alone], name: str, crc32: int, _size: int) 
     return ends[name].tail(crc32)
 
 
-def _metadata(shape: ModelShape, chunks: list[_Chunk], places: Places) -> bytes:
+def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) -> bytes:
     """`.metadata` as torch.distributed.checkpoint.FileSystemReader reads it."""
 
     def size(numbers: tuple[int, ...]) -> Called:
@@ -177,7 +177,7 @@ def _metadata(shape: ModelShape, chunks: list[_Chunk], places: Places) -> bytes:
     strided = Called(Name("torch.serialization", "_get_layout"), ("torch.strided",))
     contiguous = Called(Name(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
     tensors: dict[str, Any] = {}
-    by_key: dict[str, list[_Chunk]] = {}
+    by_key: dict[str, list[_WrittenChunk]] = {}
     for chunk in chunks:
         by_key.setdefault(chunk.key, []).append(chunk)
     for key, held in by_key.items():

@@ -16,10 +16,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from smtrain.checkpoint.about import inspect, verify
 
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.open import open_weights
+from smtrain.checkpoint.summary import inspect, verify
 from smtrain.errors import CheckpointError, ConfigError
 from tests.checkpoint.folders import LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 from tests.checkpoint.models import configs
