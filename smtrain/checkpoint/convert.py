@@ -10,7 +10,7 @@ from smtrain.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.checkpoint.dtypes import BF16, FP16, FP32
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
 from smtrain.checkpoint.megatron_names import Spelling
-from smtrain.checkpoint.megatron_writer import write_megatron
+from smtrain.checkpoint.megatron_writer import MegatronCut, write_megatron
 from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_writer import write_native

@@ -75,7 +75,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def container(file: str, tensors: dict[str, Tensor], told: dict[str, str] | None = None) -> Container:
+def container(file: str, tensors: dict[str, Tensor], told: dict[str, str] | None = None) -> TensorFile:
     """A file of these tensors in this order, but the widest types first so that every tensor is aligned.
 
     `told` are strings that its header has beside them.

@@ -80,7 +80,7 @@ class Parallel(Section):
     """Engine nxd: how many stages each pipeline rank holds (interleaved schedule)."""
 
 
-class Adapter(Section):
+class AdapterSection(Section):
     """LoRA: the model's weights stay as they are, and two small matrices beside each linear layer are trained."""
 
     type: Literal["lora"] = "lora"
@@ -111,7 +111,7 @@ class Train(Section):
     nxd on ml.trn1 and native on ml.trn2, on CPUs and on this machine."""
     objective: Literal["pretrain", "sft"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
-    adapter: Adapter | None = None
+    adapter: AdapterSection | None = None
     """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
     steps: int = Field(1000, ge=0, le=10**9)
     """Optimizer steps of the whole run; one that resumes goes on up to this number."""

@@ -44,8 +44,8 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, config: dict[str, Any], layout: Layout, mesh: ProcessMesh, options: ParallelOptions, lora: Lora | None = None,
-        seed: int = 0,
+        self, config: dict[str, Any], layout: Layout, mesh: ProcessMesh, options: ParallelOptions,
+        lora: Lora | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.layout, self.mesh = layout, mesh
