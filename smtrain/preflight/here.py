@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.machine import cores_here, memory_here
+from smtrain.planner.machines import GIB, Machine, Mesh
 from smtrain.planner.memory import core_memory
 from smtrain.planner.workload import shape_of, work_of
 from smtrain.preflight.context import Context
