@@ -14,6 +14,8 @@ from smtrain.checkpoint.megatron_writer import MegatronCut, write_megatron
 from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_writer import write_native
+from smtrain.checkpoint.nnm_names import Release
+from smtrain.checkpoint.nnm_writer import write_nnm
 from smtrain.checkpoint.nxd_names import Qkv
 from smtrain.checkpoint.nxd_writer import write_nxd
 from smtrain.checkpoint.open import open_weights
@@ -27,9 +29,13 @@ from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import KvOrder
 
-Kind = Literal["nxd", "hf", "native", "megatron", "peft"]
+Kind = Literal["nxd", "hf", "native", "megatron", "nemo-megatron", "peft"]
 Form = Literal["pt", "xser", "torch_dist", "torch"]
-FORMS: dict[str, tuple[Form, ...]] = {"nxd": ("pt", "xser"), "megatron": ("torch_dist", "torch")}
+FORMS: dict[str, tuple[Form, ...]] = {
+    "nxd": ("pt", "xser"),
+    "megatron": ("torch_dist", "torch"),
+    "nemo-megatron": ("pt", "xser"),
+}
 """Those of a kind, its default first."""
 DTYPES = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 
@@ -52,7 +58,8 @@ def convert(
     first_stage_layers: int | None = None,
     last_stage_layers: int | None = None,
     layers_per_stage: Sequence[int] | None = None,
-    vocab_divisor: int = 128,
+    vocab_divisor: int | None = None,
+    release: Release = "2.21",
     dtype: str | None = None,
     max_shard_size: int = 5_000_000_000,
     config: Path | str | None = None,
@@ -68,10 +75,12 @@ def convert(
     Args:
         source: A folder or s3:// URI: Hugging Face, NxD shards, a native checkpoint or one of Megatron's.
         target: The folder or s3:// URI to write.
-        to: The kind to write: `hf`, `nxd`, `native` or `megatron`; of a run's checkpoints with a LoRA adapter, `peft`.
+        to: The kind to write: `hf`, `nxd`, `native`, `megatron` or `nemo-megatron` (neuronx-nemo-megatron); of a run's
+            checkpoints with a LoRA adapter, `peft`.
         tp: Tensor-parallel degree of the target.
         pp: Pipeline-parallel degree of the target.
-        form: How NxD's shards are written: `pt`, one file a rank (default), or `xser`, one file a tensor. Megatron's:
+        form: How shards of NxD and neuronx-nemo-megatron are written: `pt`, one file a rank (default), or `xser`, one
+            file a tensor. Megatron's:
             `torch_dist` (default), which any mesh reads, or `torch`, the older form of one file a rank.
         qkv: How NxD keeps the three projections of attention. Default: `separate`, or `grouped` where heads repeat.
         kv_multiplier: How often NxD repeats the key and value heads. Default: as often as tp needs.
@@ -83,7 +92,9 @@ def convert(
         first_stage_layers: Megatron: layers of the first pipeline stage, where they are not even.
         last_stage_layers: Megatron: layers of the last pipeline stage, where they are not even.
         layers_per_stage: Megatron: layers of every pipeline stage, as MindSpeed-LLM's --num-layer-list.
-        vocab_divisor: Megatron: --make-vocab-size-divisible-by; the vocabulary is padded to a multiple of it times tp.
+        vocab_divisor: make_vocab_size_divisible_by; the vocabulary is padded to a multiple of it times tp. Default: 128
+            for Megatron, 8 for neuronx-nemo-megatron, as their configs have it.
+        release: neuronx-nemo-megatron: whose names and row orders are written, `2.15` or `2.21`.
         dtype: `bf16`, `fp32` or `fp16`, converted on the way. Default: as they are.
         max_shard_size: Bytes of a file of a Hugging Face target.
         config: The folder of the config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's
@@ -109,6 +120,7 @@ def convert(
     choices: list[tuple[str, Any, tuple[Any, ...]]] = [
         ("to", to, get_args(Kind)),
         ("spec", spec, get_args(Spelling)),
+        ("release", release, get_args(Release)),
         ("kv_order", kv_order, get_args(KvOrder)),
     ]
     if to in get_args(Kind):
@@ -154,8 +166,12 @@ def convert(
         write_hf(weights, target, beside, max_shard_size, overwrite)
     elif to == "native":
         write_native(weights, target, tp=tp, pp=pp, state=state, overwrite=overwrite)
+    elif to == "nemo-megatron":
+        write_nnm(
+            weights, target, MegatronCut(tp, pp, vocab_divisor=vocab_divisor or 8), release, form == "xser", overwrite
+        )
     elif to == "megatron":
-        cut = MegatronCut(tp, pp, vpp, first_stage_layers, last_stage_layers, layers_per_stage, vocab_divisor)
+        cut = MegatronCut(tp, pp, vpp, first_stage_layers, last_stage_layers, layers_per_stage, vocab_divisor or 128)
         if form == "torch":
             write_megatron(weights, target, cut, spec, overwrite)
         else:

@@ -7,8 +7,7 @@ in the files, of which nothing is run (unpickle.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -140,12 +139,17 @@ def _flat(where: Place, file: str, model: Any, depth: int = 0) -> list[tuple[str
     return out
 
 
+Part = Callable[[str, Slab, int], "tuple[str, list[tuple[int, int]]] | None"]
+"""(key in the whole model, tensor, tp rank) -> the tensor that it is a part of, and which rows."""
+
+
 def global_blocks(
-    where: Place, shape: ModelShape, shards: Shards, tp: int, pp: int, vpp: int
+    where: Place, shape: ModelShape, shards: Shards, tp: int, pp: int, vpp: int, part: Part | None = None
 ) -> dict[str, list[TensorBlock]]:
     """Key in the whole model -> its blocks, from the parts of all ranks.
 
-    Raises CheckpointError for tensors that are none of the model's, and for shapes that are not a rank's.
+    `part` tells of tensors that are not as Megatron-core has them. Raises CheckpointError for tensors that are none of
+    the model's, and for shapes that are not a rank's.
     """
     counts = [[_layers(shards.get((0, p, v), {})) for v in range(vpp)] for p in range(pp)]
     starts = list(accumulate((counts[p][v] for v in range(vpp) for p in range(pp)), initial=0))
@@ -156,6 +160,10 @@ def global_blocks(
     for (t, p, v), tensors in sorted(shards.items()):
         for name, slab in tensors.items():
             key = _global(name, starts[v * pp + p])
+            found = part(key, slab, t) if part is not None else None
+            if found is not None and found[0] in fused:
+                out.setdefault(found[0], []).extend(_rows(where, fused[found[0]], slab, found[1]))
+                continue
             if key not in fused:
                 kind = "a mixture of experts, which smtrain does not read yet" if "expert" in name else (
                     f"no parameter of a {shape.family} model as its config.json describes it"
@@ -200,7 +208,16 @@ def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[Ten
     return out
 
 
-def layer_of(slab: Slab, index: int) -> Slab:
-    """One layer of a tensor of all layers."""
-    step = slab.strides[0] * slab.dtype.itemsize
-    return replace(slab, offset=slab.offset + index * step, shape=slab.shape[1:], strides=slab.strides[1:], crc32=None)
+def _rows(where: Place, fused: Fused, slab: Slab, ranges: list[tuple[int, int]]) -> list[TensorBlock]:
+    """Where the rows of a tensor belong, in its order."""
+    wanted = (sum(b - a for a, b in ranges), *fused.shape[1:])
+    if slab.shape != wanted:
+        raise CheckpointError(
+            f"{where}: a part of {fused.key} is {list(slab.shape)} where {list(wanted)} belongs; is config.json of "
+            "this model?"
+        )
+    out, at = [], 0
+    for a, b in ranges:
+        out.append(TensorBlock(((a, b), *((0, n) for n in wanted[1:])), slab, (at, *(0 for _ in wanted[1:]))))
+        at += b - a
+    return out

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from smtrain.checkpoint import nnm_names
 from smtrain.checkpoint.hf import read_config
 from smtrain.checkpoint.megatron import FOLDER, MegatronSource, iteration, rank_files
+from smtrain.checkpoint.nnm import NNMSource
 from smtrain.checkpoint.places import Place, place
 from smtrain.checkpoint.torch_dist import TorchDistSource, backend
 from smtrain.errors import CheckpointError
 
 
-def open_megatron(where: Place, config: dict[str, Any] | None) -> MegatronSource | TorchDistSource | None:
-    """The newest iteration of a folder, or the one that it is itself; None where it has none.
+def open_megatron(where: Place, config: dict[str, Any] | None) -> MegatronSource | TorchDistSource | NNMSource | None:
+    """The newest iteration of a folder, or the one that it is itself, or neuronx-nemo-megatron's; None without any.
 
     config.json is taken from `config`, the folder, or the one that it is in. Raises CheckpointError where there is
     none, and for a form that is not read.
     """
     folder = "" if rank_files(where.files()) or backend(where) else iteration(where)
     if folder is None:
-        return None
+        named = nnm_names.rank_files(where.files())
+        return NNMSource(where, config if config is not None else _config(where, where)) if named else None
     at = where.below(folder) if folder else where
     ranks, found = rank_files(at.files()), backend(at)
     if not ranks and found is None:

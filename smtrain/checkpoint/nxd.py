@@ -228,7 +228,7 @@ def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
     if isinstance(shard, dict) and isinstance(shard.get("model"), dict):
         shard = shard["model"]  # as the public GPT-NeoX examples wrap it
     if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
-        shard = {name: _referred(where, file, name, found) for name, found in shard.items()}
+        shard = {name: referred(where, file, name, found) for name, found in shard.items()}
     if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
         raise CheckpointError(f"{where}/{file} holds something else than named tensors; it is not a model shard.")
     crcs = checksums(manifest, file)
@@ -238,7 +238,7 @@ def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
     return shard
 
 
-def _referred(where: Place, file: str, name: str, found: Any) -> Any:
+def referred(where: Place, file: str, name: str, found: Any) -> Any:
     """The tensor of an xser shard that a reference stands for."""
     if not isinstance(found, Reference):
         return found

@@ -16,6 +16,7 @@ from smtrain.checkpoint.dtypes import values
 from smtrain.checkpoint.hf import HFSource
 from smtrain.checkpoint.megatron import MegatronSource
 from smtrain.checkpoint.native import NativeSource
+from smtrain.checkpoint.nnm import NNMSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.places import Place
@@ -38,7 +39,7 @@ class CheckpointSummary:
 
     path: str
     kind: str
-    """hf, nxd, native or megatron."""
+    """hf, nxd, native, megatron or nemo-megatron."""
     family: str
     parameters: int
     dtype: str
@@ -70,10 +71,12 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> Checkpoin
         named = _STEP.fullmatch(str(where).rstrip("/").rsplit("/", 1)[-1])
         about |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
         about |= {"qkv": source.form, "kv_multiplier": source.kv_multiplier, "step": int(named[1]) if named else None}
-    elif isinstance(source, (MegatronSource, TorchDistSource)):
-        named = _STEP.fullmatch(source.folder or str(where).rstrip("/").rsplit("/", 1)[-1])
-        about |= {"kind": "megatron", "step": int(named[1]) if named else None}
-        if isinstance(source, MegatronSource):
+    elif isinstance(source, (MegatronSource, TorchDistSource, NNMSource)):
+        folder = "" if isinstance(source, NNMSource) else source.folder
+        named = _STEP.fullmatch(folder or str(where).rstrip("/").rsplit("/", 1)[-1])
+        kind = "nemo-megatron" if isinstance(source, NNMSource) else "megatron"
+        about |= {"kind": kind, "step": int(named[1]) if named else None}
+        if isinstance(source, (MegatronSource, NNMSource)):
             about["topology"] = {"tp": source.tp, "pp": source.pp}
     else:
         about["hashes"] = bool(read_manifest(where))

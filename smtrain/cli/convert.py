@@ -16,7 +16,10 @@ app = options.app()
 FLAGS = {
     **{key: f"--{key}".replace("_", "-") for key in ("to", "tp", "pp", "qkv", "kv_order", "kv_multiplier", "dtype")},
     "form": "--format",
-    **{key: f"--{key}".replace("_", "-") for key in ("spec", "vpp", "first_stage_layers", "last_stage_layers")},
+    **{
+        key: f"--{key}".replace("_", "-")
+        for key in ("spec", "vpp", "first_stage_layers", "last_stage_layers", "release")
+    },
     "layers_per_stage": "--layers-per-stage",
     "vocab_divisor": "--make-vocab-size-divisible-by",
     "max_shard_size": "--max-shard-size",
@@ -34,7 +37,9 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or s3:// URI; its kind is read from it.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
-    to: Annotated[str, typer.Option(help="Kind to write: nxd, hf, native or megatron; of LoRA checkpoints, peft.")],
+    to: Annotated[
+        str, typer.Option(help="Kind to write: nxd, hf, native, megatron, nemo-megatron; of LoRA checkpoints, peft.")
+    ],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     cuts: Annotated[Optional[str], typer.Option(help="Last layer of every stage except the last, e.g. 3,7,11.")] = None,  # noqa: UP045
@@ -68,9 +73,15 @@ def convert(
         typer.Option(help="megatron: layers of every pipeline stage, e.g. 16,15,17."),
     ] = None,
     vocab_divisor: Annotated[
-        int,
-        typer.Option("--make-vocab-size-divisible-by", min=1, help="megatron: pad the vocabulary to it times tp."),
-    ] = 128,
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--make-vocab-size-divisible-by",
+            min=1,
+            help="Pad the vocabulary to it times tp: megatron 128, nemo-megatron 8.",
+        ),
+    ] = None,
+    release: Annotated[str, typer.Option(help="nemo-megatron: the release to write for, 2.15 or 2.21.")] = "2.21",
+    xser: Annotated[bool, typer.Option("--xser", help="The same as --format xser.")] = False,
     config: Annotated[Optional[str], typer.Option(help="Folder of config.json, where the source has none.")] = None,  # noqa: UP045
     merge_adapter: Annotated[
         Optional[str],  # noqa: UP045
@@ -91,7 +102,7 @@ def convert(
         tp=tp,
         pp=pp,
         cuts=places,
-        form=form,  # type: ignore[arg-type]
+        form="xser" if xser and form is None else form,  # type: ignore[arg-type]
         qkv=qkv,  # type: ignore[arg-type]
         kv_multiplier=kv_multiplier,
         kv_order=kv_order,  # type: ignore[arg-type]
@@ -101,6 +112,7 @@ def convert(
         last_stage_layers=last_stage_layers,
         layers_per_stage=stages,
         vocab_divisor=vocab_divisor,
+        release=release,  # type: ignore[arg-type]
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
         config=config,

@@ -49,6 +49,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     convert(original, root / "native", to="native", tp=2)
     convert(original, root / "megatron", to="megatron", form="torch", tp=2, pp=2)
     convert(original, root / "torch_dist", to="megatron")
+    convert(original, root / "nnm", to="nemo-megatron", form="xser", tp=2)
     return {p.name: p for p in root.iterdir() if p.name != "original"}
 
 

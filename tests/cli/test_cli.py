@@ -84,7 +84,7 @@ SURFACE = {
     "convert": {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
         *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),
-        "--make-vocab-size-divisible-by",
+        *("--make-vocab-size-divisible-by", "--release", "--xser"),
         *("--dtype", "--max-shard-size", "--config", "--merge-adapter", "--overwrite"),
     },
     "checkpoint": {"inspect", "diff", "verify"},

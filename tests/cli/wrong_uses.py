@@ -213,6 +213,7 @@ def of_checkpoints() -> Iterator[Use]:
         ["--to", "megatron", "--form", "xser"], ["--to", "nxd", "--form", "torch"], ["--to", "hf", "--form", "pt"],
         ["--to", "megatron", "--tp", "3"], ["--to", "megatron", "--pp", "99"], ["--to", "megatron", "--spec", "x"],
         ["--to", "megatron", "--layers-per-stage", "a"], ["--to", "megatron", "--pp", "2", "--layers-per-stage", "1"],
+        ["--to", "nemo-megatron", "--release", "9"], ["--to", "nemo-megatron", "--form", "torch"],
         ["--to", "megatron", "--vpp", "99"], ["--to", "megatron", "--first-stage-layers", "99"],
         ["--to", "peft"],
         ["--to", "hf", "--merge-adapter", "nowhere"], ["--to", "hf", "--merge-adapter", ""],

@@ -1,0 +1,79 @@
+"""neuronx-nemo-megatron checkpoints as a source: a `.ckpt` of each rank, whole or with each tensor in a file (xser)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smtrain.checkpoint import torchzip
+from smtrain.checkpoint.megatron import global_blocks
+from smtrain.checkpoint.megatron_names import HEAD, ignored, mesh_faults, table
+from smtrain.checkpoint.nnm_names import canonical, part, rank_files
+from smtrain.checkpoint.nxd import referred
+from smtrain.checkpoint.pieces import PieceSource
+from smtrain.checkpoint.places import Place, Slab
+from smtrain.checkpoint.unpickle import Reference
+from smtrain.checkpoint.written import checksums, read_manifest
+from smtrain.errors import CheckpointError
+from smtrain.model.families import ModelShape
+
+
+class NNMSource(PieceSource):
+    """A folder of rank files as a `WeightSource`; mesh and form are read from the files.
+
+    Raises CheckpointError where a file is missing, cut short or no checkpoint, or does not fit the config.
+    """
+
+    def __init__(self, where: Place, config: dict[str, Any]) -> None:
+        manifest = read_manifest(where)
+        paths = rank_files(where.files())
+        self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
+        for t in range(min(self.tp, len(paths) + 1)):
+            for p in range(min(self.pp, len(paths) + 1)):
+                if (t, p) not in paths:
+                    raise CheckpointError(f"{where} lacks the file of tp rank {t}, pp rank {p}; fetch it again.")
+        shape = ModelShape.from_config(config)
+        if faults := mesh_faults(shape, self.tp, 1):
+            raise CheckpointError(f"{where}: {'; '.join(faults)}; is config.json of this model?")
+        shards = {
+            (t, p, v): tensors
+            for (t, p), file in paths.items()
+            for v, tensors in enumerate(_chunks(where, file, manifest))
+        }
+        vpp = max(v for _, _, v in shards) + 1
+
+        def of(key: str, slab: Slab, t: int) -> tuple[str, list[tuple[int, int]]] | None:
+            return part(shape, key, slab.shape[0] if slab.shape else 0, self.tp, t)
+
+        blocks = global_blocks(where, shape, shards, self.tp, self.pp, vpp, of)
+        twins = blocks.pop(HEAD, None) if shape.tied else None
+        super().__init__(where, config, table(shape), blocks, twins)
+
+
+def _chunks(where: Place, file: str, manifest: dict[str, Any]) -> list[dict[str, Slab]]:
+    """What one rank's file holds, a dict a virtual stage, under Megatron-core's names."""
+    content = torchzip.load(where, file, lenient=True)
+    held = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(held, dict) or not held:
+        raise CheckpointError(f"{where}/{file} has no state_dict; it is no checkpoint of neuronx-nemo-megatron.")
+    virtual = isinstance(held.get("model0"), dict)
+    models = [held.get(f"model{v}") for v in range(len(held))] if virtual else [held]
+    crcs = {
+        crc for name in manifest.get("files", {}) if name.startswith(file) for crc in checksums(manifest, name).values()
+    }
+    out = []
+    for model in models:
+        tensors: dict[str, Slab] = {}
+        for key, found in model.items() if isinstance(model, dict) else ():
+            if not isinstance(key, str) or ignored(key):
+                continue
+            slab = referred(where, file, key, found) if isinstance(found, Reference) else found
+            if not isinstance(slab, Slab):
+                raise CheckpointError(f"{where}/{file}: {key[:200]} is no tensor; fetch it again.")
+            if crcs and slab.crc32 is not None and slab.crc32 not in crcs:
+                raise CheckpointError(f"{where}/{file}: {key} is not what the manifest lists; convert the model again.")
+            name = canonical(key)
+            if name in tensors and name != HEAD:  # the head may stand there under both of its names
+                raise CheckpointError(f"{where}/{file} has {name[:200]} twice.")
+            tensors.setdefault(name, slab)
+        out.append(tensors)
+    return out
