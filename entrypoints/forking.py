@@ -30,6 +30,7 @@ MODULES = ["smtrain.train.start", "smtrain.engine.native", "torch._dynamo"]
 
 def preload(ml: Path) -> None:
     """Import what every rank will. What cannot be imported is left to the ranks, which say why."""
+    gc.disable()  # a fifth of an import is collections that find nothing
     modules = list(MODULES)
     with contextlib.suppress(Exception):
         kind = json.loads((ml / "input/data/model/config.json").read_text("utf-8"))["model_type"]
@@ -37,8 +38,8 @@ def preload(ml: Path) -> None:
     for module in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
-    gc.collect()
     gc.freeze()  # or the first collection of every rank would copy all pages
+    gc.enable()
 
 
 class Rank:

@@ -38,7 +38,7 @@ def base(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
         "target": "local",
         "model": {"path": trained_inputs["model"]},
         "data": {"path": trained_inputs["text"]},
-        "parallel": {"tp": 2, "pp": 2, "micro_batch_size": 1},
+        "parallel": {"tp": 2, "pp": 2, "micro_batch_size": 2},
         "train": {
             "steps": STEPS, "global_batch_size": 32, "seq_len": 32, "precision": "fp32", "lr": 3e-3, "warmup_steps": 2,
             "save_interval": 4,
