@@ -24,20 +24,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# torch.optim imports the last one when it is used.
-MODULES = ["smtrain.train.start", "smtrain.engine.native", "torch._dynamo"]
-
 
 def preload(ml: Path) -> None:
     """Import what every rank will. What cannot be imported is left to the ranks, which say why."""
-    gc.disable()  # a fifth of an import is collections that find nothing
-    modules = list(MODULES)
+    gc.disable()  # a fifth of the time of an import goes to collections that find nothing
     with contextlib.suppress(Exception):
+        import torch._dynamo  # noqa: F401 - torch.optim imports it when it is used
+
+        import smtrain.engine.native
+        import smtrain.train.start  # noqa: F401
+
         kind = json.loads((ml / "input/data/model/config.json").read_text("utf-8"))["model_type"]
-        modules.append(f"transformers.models.{kind}.modeling_{kind}")
-    for module in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+        importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     gc.freeze()  # or the first collection of every rank would copy all pages
     gc.enable()
 
