@@ -12,6 +12,7 @@ from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
+from smtrain.model.lora import AdapterShape, Lora
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -88,6 +89,8 @@ class Work:
     gathers_again: bool = False
     """With sequence parallelism: whether the backward pass gathers a region's input once more (neuronx-distributed,
     Megatron) or the whole input is kept from the forward pass (the native engine)."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of the model's own weights."""
 
     @property
     def parameters(self) -> int:
@@ -152,6 +155,13 @@ def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     return n
 
 
+def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
+    """Numbers of a rank that the optimizer updates: its parameters, or those of its adapters."""
+    if work.lora is None:
+        return stage_numbers(work.shape, mesh, stage)
+    return layers_of(work.shape.layers, mesh.pp, stage) * _adapters(_one_layer(work.shape), work.lora, mesh.tp)
+
+
 def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     """Every reason why this cannot run at all, whatever the memory."""
     shape = work.shape
@@ -190,6 +200,13 @@ def _plain(name: str) -> str:
 @cache
 def _parameters(shape: ModelShape) -> int:
     return shape.parameters()
+
+
+@cache
+def _adapters(one_layer: ModelShape, lora: Lora, tp: int) -> int:
+    """Of one decoder layer on one rank."""
+    layout = Layout(AdapterShape.of(one_layer, lora), tp, 1)
+    return sum(prod(layout.local_shape(s.name, 0)) for s in layout.shape.specs)
 
 
 @cache

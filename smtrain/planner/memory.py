@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smtrain.planner.machines import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers
+from smtrain.model.lora import AdapterShape, Lora
+from smtrain.planner.machines import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers, trained_numbers
 
 # Not in any tensor: the runtime, its collectives' buffers and loaded graphs. An assumption, to be measured on a device.
 RUNTIME = 1.0 * GIB
@@ -54,18 +55,19 @@ class HostMemory:
 
 def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMemory:
     """The peak of a rank of pipeline stage `stage`: the larger of a micro-batch's moments and the optimizer's step."""
-    numbers = stage_numbers(work.shape, mesh, stage)
+    held, numbers = stage_numbers(work.shape, mesh, stage), trained_numbers(work, mesh, stage)
     shard = -(-numbers // mesh.dp)
     padded, width = shard * mesh.dp, work.width
+    trained = 4 if work.lora else width  # adapters are fp32, and their own masters
     moments = _moments(work, mesh, stage, numbers)
     kept, logits, passing = max(moments, key=sum)
-    step = _step_buffers(machine, mesh, width, shard)
+    step = _step_buffers(machine, mesh, trained, shard)
     if step > kept + logits + passing:
         kept, logits, passing = 0.0, 0.0, step
     return CoreMemory(
-        weights=padded * width,
+        weights=padded * trained + (-(-held // mesh.dp) * mesh.dp * width if work.lora else 0.0),
         gradients=4.0 * padded + (4.0 * shard if mesh.dp > 1 else 0),
-        optimizer=(8.0 + (4.0 if width == 2 else 0)) * shard,
+        optimizer=(8.0 + (4.0 if trained == 2 else 0)) * shard,
         activations=kept,
         logits=logits,
         buffers=passing + _standing(work, mesh),
@@ -88,15 +90,18 @@ def telling_stages(work: Work, mesh: Mesh) -> list[int]:
 
 def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
     """Ranks read slices, so loading costs a parameter at a time; saving copies a host's part of the state."""
-    numbers = max(stage_numbers(work.shape, mesh, 0), stage_numbers(work.shape, mesh, mesh.pp - 1))
+    numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
+    trained = 4 if work.lora else work.width
     base = (PROCESS if machine.accelerated else 0.0) * machine.cores
-    state = machine.cores * (numbers * work.width / mesh.dp + (8.0 + 4.0 * (work.width == 2)) * numbers / mesh.dp)
+    state = machine.cores * (numbers * trained / mesh.dp + (8.0 + 4.0 * (trained == 2)) * numbers / mesh.dp)
     largest = 4.0 * cut(work.shape, mesh.tp).largest * machine.cores
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
 
 def checkpoint_bytes(work: Work) -> float:
-    """A whole checkpoint: weights and, once over all ranks, the optimizer's state."""
+    """A whole checkpoint: weights, or adapters, and, once over all ranks, the optimizer's state."""
+    if work.lora:
+        return AdapterShape.of(work.shape, work.lora).parameters() * 12.0
     return work.parameters * (work.width + 8.0 + 4.0 * (work.width == 2))
 
 
@@ -106,6 +111,8 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     Norms: their input (RMSNorm: an fp32 copy) and what they make of it; of each linear, its input; of attention q, k,
     v, output and log-sum-exp; of a gated MLP four vectors of intermediate size, of GPT-NeoX's two.
     """
+    if work.lora:
+        return _saved_by_adapters(work, mesh, work.lora)
     shape, w = work.shape, work.width
     held = cut(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
@@ -122,6 +129,25 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     if shape.family == "qwen3":
         attention += (4 + w) * (q + kv)  # q_norm and k_norm
     return 2 * ((4 + w) * part + w * h) + attention + 4 * w * i
+
+
+def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
+    """The same with frozen weights: a linear's input is kept for its adapter alone, and what a norm scales is not."""
+    shape, w = work.shape, work.width
+    held = cut(shape, mesh.tp)
+    h, i = float(shape.hidden), shape.intermediate / mesh.tp
+    part = h / _along_sequence(mesh)
+    q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
+    neox = shape.family == "gpt_neox"
+    entry = ("query_key_value",) if neox else ("q_proj", "k_proj", "v_proj")
+    up, down = (("dense_h_to_4h",), "dense_4h_to_h") if neox else (("gate_proj", "up_proj"), "down_proj")
+    inputs = h * (bool({*entry} & {*lora.targets}) + bool({*up} & {*lora.targets})) + i * (down in lora.targets)
+    kept = w * (inputs + lora.rank * len(lora.targets)) + 4.0 * shape.heads / mesh.tp
+    if neox:
+        return kept + w * (part + 6 * q + i)
+    masked = shape.sliding_window is not None and shape.sliding_window < work.seq_len
+    kept += w * (4 * q if masked else 2 * q + 2 * kv) + 2 * 4 * part + 3 * w * i
+    return kept + ((4 + w) * (q + kv) if shape.family == "qwen3" else 0.0)
 
 
 def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[float, float, float]]:
@@ -141,20 +167,24 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     again = layer if mesh.recompute == "full" else 0.0
     inner = tokens * shape.intermediate / mesh.tp
     biggest = w * (held.largest if layers and held.largest != held.embed else 0)
+    if work.lora:
+        biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden) + w * inner
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
     moments = [
         # In the backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
-    if stage == 0:  # at its end: the embedding's gradient
+    if stage == 0 and not work.lora:  # at its end: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
-        ends = tokens * shape.hidden * w + part * (w if shape.family == "gpt_neox" else 4 + w)
+        ends = (
+            4.0 * part if work.lora else tokens * shape.hidden * w + part * (w if shape.family == "gpt_neox" else 4 + w)
+        )
         rows = tokens * held.vocab
         # Whole: log-probabilities, their gradient and the logits' in fp32. Cut: logits and one fp32 copy, in place.
         logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
         moments.append((kept + ends, logits, 0.0))
-        moments.append((kept + ends, w * rows, w * held.head + w * whole))
+        moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
     return moments
 
 

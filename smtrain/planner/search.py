@@ -146,7 +146,7 @@ class _Ways:
 
     def _make(self, tp: int, pp: int) -> list[_Slot]:
         work, machine, slots = self._work, self._machine, []
-        least = stage_numbers(work.shape, Mesh(tp, pp, 1), pp - 1) * (work.width + 4.0)
+        least = stage_numbers(work.shape, Mesh(tp, pp, 1), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
         if least < machine.core_bytes:  # weights and gradients alone, which dp does not divide
             for m in MICRO_BATCHES:
                 for r in self._recompute:

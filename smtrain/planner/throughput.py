@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 
 from smtrain.facts import table
-from smtrain.planner.machines import Machine, Mesh, Work, cut, layers_of, stage_numbers
+from smtrain.planner.machines import Machine, Mesh, Work, cut, layers_of, trained_numbers
 
 # Passes over a layer's matrix products, and over its attention scores: forward 1, backward 2, recomputation 1.
 _DENSE = {"none": 3, "selective": 3, "full": 4}
@@ -98,10 +98,11 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     layers, held = layers_of(shape.layers, mesh.pp, mesh.pp - 1), cut(shape, mesh.tp)
     rate = k.efficiency * machine.core_flops
     # 2 operations for each weight and token; scores and their product with v: 4 x heads x head size x span a token.
-    layer = _DENSE[mesh.recompute] * 2.0 * held.layer * tokens / rate
+    frozen = 1 if work.lora else 0  # without gradients of its weights, a product less; the adapters' own are small
+    layer = (_DENSE[mesh.recompute] - frozen) * 2.0 * held.layer * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
-    head = 3 * 2.0 * held.head * tokens / rate
+    head = (3 - frozen) * 2.0 * held.head * tokens / rate
     link = k.link_bytes_per_flop * machine.core_flops
     if mesh.tp > machine.cores:  # the ring leaves the host: all its cores share the network
         link = min(link, k.network_share * machine.network / machine.cores)
@@ -123,8 +124,8 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
     A host sends each number that it holds once round the ring of its data-parallel ranks. It is charged in full
     however many hosts there are: a single one is faster, by up to 4 % of a step in the published runs.
     """
-    numbers = max(stage_numbers(work.shape, mesh, 0), stage_numbers(work.shape, mesh, mesh.pp - 1))
-    sent = numbers * min(machine.cores, mesh.tp * mesh.pp) * (4 + work.width)
+    numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
+    sent = numbers * min(machine.cores, mesh.tp * mesh.pp) * (4 + (4 if work.lora else work.width))
     return sent / (k.network_share * machine.network)
 
 

@@ -12,6 +12,7 @@ from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.facts.engines import EngineName
 from smtrain.model.families import ModelShape
+from smtrain.model.lora import Lora, targets_of
 from smtrain.planner.machines import Recompute, Work, named_shape
 
 # What an engine can leave to be computed again, and whether its backward pass gathers once more.
@@ -27,7 +28,12 @@ def work_of(
     """What a config trains, and which recomputations its engine (or `engine`) knows."""
     recompute, again = _ENGINES[engine or config.train.engine]
     train = config.train
-    return Work(shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again), recompute
+    asked, lora = train.adapter, None
+    if asked is not None:
+        lora = Lora(asked.rank, asked.alpha, asked.dropout, targets_of(shape, asked.targets), asked.rslora)
+    return Work(
+        shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again, lora=lora
+    ), recompute  # fmt: skip
 
 
 def shape_of(config: JobConfig) -> ModelShape:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from smtrain.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.engine.native import NativeEngine
+from smtrain.model.lora import Lora, targets_of
 
 
 class Held(TorchDispatchMode):
@@ -47,10 +48,12 @@ class Held(TorchDispatchMode):
         self.now -= size
 
 
-def peak(rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int) -> tuple[int, int, int]:
+def peak(
+    rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int, lora: Lora | None = None
+) -> tuple[int, int, int]:
     """(pipeline stage, bytes between steps, peak bytes in a step) of this rank; `batch` samples for each dp rank."""
     with Held() as held:
-        engine = NativeEngine(config, options, OptimizerOptions(), None, 0)
+        engine = NativeEngine(config, options, OptimizerOptions(), None, 0, lora)
         ids = torch.randint(config["vocab_size"], (batch, seq_len), generator=torch.Generator().manual_seed(rank))
         engine.step(ids, ids, 1e-4)
         state, held.top = held.now, held.now
@@ -92,7 +95,19 @@ def model(family: str) -> dict[str, Any]:
     return config(family, **sizes)
 
 
-def compare(family: str, text: str, worlds: dict[int, Any]) -> list[tuple[int, int, float]]:
+ADAPTED = [
+    ("llama", "111 m4"),
+    ("llama", "111 m2 bf16"),
+    ("qwen3", "111 m2 bf16"),
+    ("gpt_neox", "111 m2 bf16"),
+    ("llama", "221 m1 bf16 sp"),
+    ("qwen2", "211 m4 full sp"),
+    ("llama", "122 m2 bf16 full"),
+]
+"""With LoRA on all linears."""
+
+
+def compare(family: str, text: str, worlds: dict[int, Any], adapted: bool = False) -> list[tuple[int, int, float]]:
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.model.families import ModelShape
     from smtrain.planner.machines import Machine, Mesh, Work
@@ -101,8 +116,10 @@ def compare(family: str, text: str, worlds: dict[int, Any]) -> list[tuple[int, i
 
     o, described = mesh(text), model(family)
     size = o.tp * o.pp * o.dp
-    measured = worlds[size].run(peak, described, o, BATCH // o.dp, SEQ_LEN)
-    work = Work(ModelShape.from_config(described), SEQ_LEN, BATCH, o.precision)
+    shape = ModelShape.from_config(described)
+    lora = Lora(8, 16.0, targets=targets_of(shape, ("all-linear",))) if adapted else None
+    measured = worlds[size].run(peak, described, o, BATCH // o.dp, SEQ_LEN, lora)
+    work = Work(shape, SEQ_LEN, BATCH, o.precision, lora=lora)
     machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=False)
     cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel)
     return [

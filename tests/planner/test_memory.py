@@ -9,7 +9,7 @@ import pytest
 from smtrain.planner.machines import GIB, Machine, Mesh, Work, named_shape
 from smtrain.planner.memory import checkpoint_bytes, core_memory, host_memory, worst_core
 from tests.engine.world import World
-from tests.planner.peaks import COMBINATIONS, compare
+from tests.planner.peaks import ADAPTED, COMBINATIONS, compare
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,13 @@ def worlds() -> Iterator[dict[int, World]]:
 @pytest.mark.parametrize(("family", "mesh"), COMBINATIONS)
 def test_the_predicted_peak_is_within_a_tenth_of_the_measured(family: str, mesh: str, worlds: dict[int, World]) -> None:
     for stage, measured, predicted in compare(family, mesh, worlds):
+        assert predicted == pytest.approx(measured, rel=0.1), f"stage {stage}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mesh"), ADAPTED)
+def test_so_it_is_with_lora(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    for stage, measured, predicted in compare(family, mesh, worlds, adapted=True):
         assert predicted == pytest.approx(measured, rel=0.1), f"stage {stage}"
 
 
