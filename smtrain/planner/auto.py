@@ -9,8 +9,8 @@ from smtrain.config.schema import JobConfig
 from smtrain.config.section import Section
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import engine_of
+from smtrain.planner.search import RANK, Candidate, search, with_adapters
 from smtrain.planner.machines import Machine, Mesh
-from smtrain.planner.search import Candidate, search
 from smtrain.planner.workload import positions_of, shape_of, work_of
 
 NO_MESH = "compute.instance_count: no mesh of "
@@ -122,6 +122,10 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
     given = "global_batch_size" in train.model_fields_set
     batch = f" and divides train.global_batch_size = {train.global_batch_size}" if given else ""
     remedy = "take more or larger instances" + (", or another batch" if given else "")
+    if train.adapter is None and train.engine == "native":
+        work, recompute = work_of(config, shape_of(config))
+        found = search(with_adapters(work), [_machine(config)], recompute=recompute)
+        remedy += f", or train.adapter: with LoRA of rank {RANK} it fits" if found else ""
     start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
     length = "" if auto else f" at train.seq_len {train.seq_len}"
     return ConfigError([f"{start} fits the model{length}{batch}; {remedy}"])

@@ -166,7 +166,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     kept = in_flight * each
     again = layer if mesh.recompute == "full" else 0.0
     inner = tokens * shape.intermediate / mesh.tp
-    biggest = w * (held.largest if layers and held.largest != held.embed else 0)
+    biggest: float = w * (held.largest if layers and held.largest != held.embed else 0)
     if work.lora:
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden) + w * inner
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
@@ -177,9 +177,8 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     if stage == 0 and not work.lora:  # at its end: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
-        ends = (
-            4.0 * part if work.lora else tokens * shape.hidden * w + part * (w if shape.family == "gpt_neox" else 4 + w)
-        )
+        normed = part * (w if shape.family == "gpt_neox" else 4 + w)
+        ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         rows = tokens * held.vocab
         # Whole: log-probabilities, their gradient and the logits' in fp32. Cut: logits and one fp32 copy, in place.
         logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows

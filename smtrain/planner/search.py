@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from smtrain.model.lora import Lora, linears
 from smtrain.planner.machines import (
     GIB,
     RECOMPUTE,
@@ -23,6 +24,7 @@ from smtrain.planner.throughput import Coefficients, exchange_time, slot_time, s
 MICRO_BATCHES = (1, 2, 4, 8)
 BUBBLE = 0.2  # a larger share of a step spent waiting is called unwise
 ROOM = 0.95  # of a core's memory that the search fills: formulas are a few percent off, the runtime is a guess
+RANK = 16  # of adapters that are proposed: the config's default
 SLOWER = 1.25  # so much slower than the best mesh of the same machines is called unwise
 
 
@@ -166,7 +168,16 @@ def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         return
     stage, need = worst_core(work, machine, mesh)
     if need.total > machine.core_bytes:
-        yield shortfall(stage, need, machine)
+        adapted = worst_core(with_adapters(work), machine, mesh)[1].total
+        # neuronx-distributed, which gathers again, trains none
+        fits = work.lora is None and not work.gathers_again and adapted <= machine.core_bytes
+        hint = f"; or train.adapter: LoRA of rank {RANK} needs {adapted / GIB:.1f} GiB" if fits else ""
+        yield shortfall(stage, need, machine) + hint
+
+
+def with_adapters(work: Work) -> Work:
+    """The same with LoRA on all linears, as a config has it that says no more."""
+    return replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape)))
 
 
 def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
