@@ -9,8 +9,8 @@ from smtrain.config.schema import JobConfig
 from smtrain.config.section import Section
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import engine_of
-from smtrain.planner.search import RANK, Candidate, search, with_adapters
 from smtrain.planner.machines import Machine, Mesh
+from smtrain.planner.search import RANK, Candidate, search, with_adapters
 from smtrain.planner.workload import positions_of, shape_of, work_of
 
 NO_MESH = "compute.instance_count: no mesh of "
