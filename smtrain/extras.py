@@ -18,6 +18,7 @@ MODULES = {
     "convert": ("numpy", "zlib_ng"),
     "lora": ("peft",),
     "hub": ("datasets",),
+    "eval": ("lm_eval", "accelerate"),
     "s3": ("s3fs", "fsspec"),
     "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel", "ipywidgets"),
     "aws": ("sagemaker",),

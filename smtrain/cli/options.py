@@ -31,6 +31,7 @@ class StageOption(str, Enum):
     train = "train"
     export = "export"
     generate = "generate"
+    evaluate = "evaluate"
 
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)]

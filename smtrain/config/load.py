@@ -30,7 +30,7 @@ _PATTERNS = {
     "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
-_LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"))
+_LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
 
 
 @dataclass

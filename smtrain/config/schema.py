@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -14,8 +14,8 @@ from smtrain.config.units import Seconds
 from smtrain.config.validation import Validation
 from smtrain.facts import instance
 
-Stage = Literal["fetch", "prepare", "convert", "compile", "train", "export", "generate"]
-STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "compile", "train", "export", "generate")
+Stage = Literal["fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate"]
+STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate")
 # In a cache of compiled graphs: written when all graphs of a config are in it.
 GRAPHS_COMPLETE = "smtrain-complete.json"
 TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compile sees the graphs
@@ -254,6 +254,26 @@ class Generate(Section):
     """Randomness of the text: 0 takes the likeliest token each time, 1 follows the model's probabilities."""
 
 
+class Evaluate(Section):
+    """What the evaluate stage asks the exported model and the base model (lm-evaluation-harness)."""
+
+    tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], ...] = Field((), max_length=20)
+    """Tasks or groups by name, such as mmlu; without any there is no stage evaluate."""
+    data: str | None = None
+    """A folder or s3:// URI of task YAMLs with their data, or of MMLU (the hub's Parquet, or CSV folders), for which no
+    network is needed; default: the data sets of the hub."""
+    num_fewshot: int | None = Field(None, ge=0, le=100)
+    """Worked examples before each question; default: what the task says (mmlu: 0; published numbers use 5)."""
+    limit: int | None = Field(None, ge=1)
+    """Questions of each task, of a group's each; default: all."""
+    chat_template: bool = False
+    """Put the questions in the tokenizer's chat template."""
+    batch_size: int = Field(8, ge=1, le=4096)
+    """Requests that the model takes at a time."""
+    base: bool = True
+    """Also evaluate the model that training started from, and compare the two question by question."""
+
+
 class Network(Section):
     """VPC and isolation."""
 
@@ -298,6 +318,8 @@ class JobConfig(Section):
     """What the export stage writes."""
     generate: Generate = Generate()
     """What the generate stage asks the exported model."""
+    evaluate: Evaluate = Evaluate()
+    """What the evaluate stage asks the exported model and the base model."""
     network: Network = Network()
     """VPC and isolation."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -343,6 +365,7 @@ class JobConfig(Section):
             ],
             "export": ["model.path"],
             "generate": ["model.path", "generate", "train.objective"],
+            "evaluate": ["model.path", "evaluate"],
         }
         kept: dict[str, Any] = {}
         for key in keys[stage]:

@@ -29,6 +29,7 @@ PARTS = (
     "engine",
     "generation",
     "train",
+    "evaluation",
 )
 
 

@@ -92,6 +92,7 @@ def resolve(config: JobConfig, target: Target) -> Resolved:
                 }
             ),
             "train": _placed_validation(config, place),
+            "evaluate": config.evaluate.model_copy(update={"data": place(config.evaluate.data, "tasks")}),
             "compute": config.compute.model_copy(update={"role": role, "region": region}),
             "output": config.output.model_copy(update={"s3_uri": base}),
         }

@@ -48,7 +48,8 @@ def create_training_job(
             "ContainerEntrypoint": ["/bin/bash", "-c"],
             "ContainerArguments": [_START.format(stage=stage)],
             "MetricDefinitions": [
-                {"Name": f"{stage}:{name}", "Regex": rf"\b{name}={_NUMBER}"} for name in _metrics(config, stage)
+                {"Name": f"{stage}:{name}", "Regex": rf"\b{re.escape(name)}={_NUMBER}"}
+                for name in _metrics(config, stage)
             ],
         },
         "HyperParameters": _shown(config, stage),
@@ -117,6 +118,8 @@ def _metrics(config: JobConfig, stage: Stage) -> tuple[str, ...]:
     found = METRICS.get(stage, ())
     if stage == "train" and config.train.validation:
         found += ("val_loss", "val_ppl", *(("val_accuracy",) if config.train.objective == "sft" else ()))
+    if stage == "evaluate":
+        found += tuple(name for task in config.evaluate.tasks for name in (task, f"{task}_base"))
     return found
 
 

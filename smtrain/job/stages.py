@@ -57,6 +57,8 @@ def stages_of(config: JobConfig, target: TargetName | None = None) -> list[Stage
         skipped.add("convert")
     if not config.compute.compile_ahead or (target or config.target) == "local":
         skipped.add("compile")
+    if not config.evaluate.tasks:
+        skipped.add("evaluate")
     return [stage for stage in STAGES if stage not in skipped]
 
 
@@ -78,7 +80,9 @@ class Chain:
     def _key(self, stage: Stage) -> str:
         if stage == "compile":
             return digest(self.graphs)
-        before: dict[Stage, list[Stage]] = {"train": ["prepare"], "export": ["train"], "generate": ["export"]}
+        before: dict[Stage, list[Stage]] = {
+            "train": ["prepare"], "export": ["train"], "generate": ["export"], "evaluate": ["export"],
+        }  # fmt: skip
         upstream = [self._key(s) for s in before.get(stage, []) if s in stages_of(self.config)]
         return digest([self.config.for_stage(stage), self.config.data.prepared, checkpoint_uri(self.config), upstream])
 
@@ -170,9 +174,24 @@ class Chain:
             return {"data": data, "model": model} | ({"shards": shards} if shards else {})
         if stage == "export":
             return {"checkpoint": checkpoint_uri(self.config), "model": model}
+        if stage == "evaluate":
+            return self._evaluated(model)
         exported = {"model": self._needs("generate", "export")}
         adapter = self.config.train.adapter and not self.config.export.merge
         return exported | ({"base": model} if adapter else {})
+
+    def _evaluated(self, base: str) -> dict[str, str]:
+        """The exported model, and as far as they are asked for the model before it and the tasks' data."""
+        asked = self.config.evaluate
+        if not asked.tasks:
+            raise ConfigError(["evaluate.tasks: names none; give some, such as [mmlu], for the stage evaluate"])
+        channels = {"model": self._needs("evaluate", "export")}
+        adapter = self.config.train.adapter and not self.config.export.merge
+        if (asked.base or adapter) and self.config.model.init == "weights":
+            channels["base"] = base
+        if asked.data:
+            channels["tasks"] = f"{asked.data.rstrip('/')}/"
+        return channels
 
     def _needs(self, stage: Stage, other: Stage) -> str:
         found = self.output(other)

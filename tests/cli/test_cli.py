@@ -89,6 +89,10 @@ SURFACE = {
     },
     "checkpoint": {"inspect", "diff", "verify"},
     "data": {"prepare", "merge", "split", "inspect", "export", "import"},
+    "evaluate": {
+        *("--tasks", "--base", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
+        *("--out", "--json", "--overwrite", "--target"),
+    },
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--set", "--again", "--overwrite"},
     "config": {"schema", "show"},

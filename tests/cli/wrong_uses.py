@@ -39,6 +39,7 @@ TAKES = {
     "checkpoint inspect": ["model"],
     "checkpoint diff": ["model", "model"],
     "checkpoint verify": ["model"],
+    "evaluate": ["model", "--tasks", "mmlu"],
     "data prepare": ["text", "to", "--model", "model"],
     "data merge": ["a", "to"],
     "data split": ["a", "to", "1", "1"],

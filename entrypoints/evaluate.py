@@ -1,0 +1,33 @@
+"""Stage evaluate: the models in channels `model` and `base` on the tasks of channel `tasks` -> evaluation.json."""
+
+from __future__ import annotations
+
+from smtrain.config import JobConfig
+from smtrain.contract.container import Container
+from smtrain.train.entry import main
+
+
+def stage(config: JobConfig, container: Container) -> None:
+    from smtrain.evaluation import report
+    from smtrain.evaluation.api import evaluate, save, shown
+    from smtrain.evaluation.asked import Asked
+
+    given = config.evaluate
+    asked = Asked(
+        given.tasks,
+        container.channel("tasks") if given.data else None,
+        given.num_fewshot,
+        given.limit,
+        given.chat_template,
+        given.batch_size,
+    )
+    base = container.channel("base") if container.has_channel("base") else None
+    made = evaluate(container.channel("model"), base, asked, lambda text: print(text, flush=True))
+    save(made, container.model_dir)
+    print(shown(made), flush=True)
+    for line in report.lines(made):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main(stage)

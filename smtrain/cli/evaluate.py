@@ -1,0 +1,89 @@
+"""`smtrain evaluate MODEL --tasks ...`: lm-evaluation-harness over a model, and over the one before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.typed import typed
+from smtrain.errors import ConfigError
+from smtrain.text import say
+
+app = options.app()
+FLAGS = {
+    "tasks": "--tasks", "evaluate.data": "--data", "chat_template": "--apply-chat-template",
+}  # fmt: skip
+
+
+@app.command()
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, run, job or s3:// URI of the model.", show_default=False)
+    ],
+    tasks: Annotated[str, typer.Option(help="Tasks or groups, with commas between, e.g. mmlu,hellaswag.")],
+    base: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="MODEL", help="Compare with this model, question by question.", show_default=False),
+    ] = None,
+    data: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FOLDER", help="Task YAMLs with their data, or MMLU's files.", show_default=False),
+    ] = None,
+    num_fewshot: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, metavar="N", help="Worked examples before each question; default: the task's own."),
+    ] = None,
+    limit: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, metavar="N", help="Questions of each task; default: all.", show_default=False),
+    ] = None,
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Put the questions in the tokenizer's chat template.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 8,
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FOLDER", help="Write evaluation.json there.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON in place of the table.")] = False,
+    overwrite: options.Overwrite = False,
+    target: options.Where = None,
+) -> None:
+    """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
+    from smtrain.evaluation import api
+    from smtrain.evaluation.asked import Asked
+
+    typed(FLAGS)
+    names = tuple(name.strip() for name in tasks.split(",") if name.strip())
+    if not names:
+        raise ConfigError([f"--tasks {tasks!r}: names none; give such as mmlu,hellaswag"])
+    if data is not None and not data.strip():
+        raise ConfigError(["--data is an empty name; name a folder"])
+    options.folder_of("--out", out)
+    if out is not None and not overwrite and (Path(out) / "evaluation.json").exists():
+        raise ConfigError([f"{Path(out) / 'evaluation.json'} would be replaced; give another --out, or --overwrite"])
+
+    def told(text: str) -> None:
+        say(text, error=True)
+
+    folders = [_folder(given, target, told) if given is not None else None for given in (model, base)]
+    asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
+    made = api.evaluate(folders[0], folders[1], asked, told)
+    say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made))
+    if out is not None:
+        say(api.save(made, Path(out)), error=as_json)
+
+
+def _folder(given: str, target: options.TargetOption | None, told: Any) -> Path:
+    """The Hugging Face folder of a model, fetched where it is far."""
+    from smtrain.talk.models import find
+
+    found = find(given, options.name_of(target))
+    if found.is_adapter:
+        raise ConfigError([f"{given} is an adapter; merge it first (`smtrain convert --merge-adapter`)"])
+    folder: Path = found.fetch(told)
+    return folder

@@ -1,0 +1,71 @@
+"""Evaluate a model, and the one that it was trained from, on the same questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import DataError
+from smtrain.evaluation import report
+from smtrain.evaluation.asked import Asked
+from smtrain.evaluation.harness import Measured, Tasks, versions
+
+
+def evaluate(model: Path, base: Path | None, asked: Asked, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """The report, as `evaluation.json` has it: numbers with their errors, differences, prompts, versions.
+
+    `model` and `base` are Hugging Face folders. Raises `ConfigError` for a task that there is not, `DataError` where a
+    model or the data of a task cannot be read.
+    """
+    for folder in filter(None, (model, base)):
+        if not (folder / "config.json").is_file():
+            raise DataError(
+                f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it."
+            )
+    tasks = Tasks(asked)
+    try:
+        before = _measured(tasks, base, "the base model", say) if base else None
+        after = _measured(tasks, model, "the trained model" if base else str(model), say)
+    finally:
+        tasks.close()
+    made: dict[str, Any] = {
+        "format": report.FORMAT,
+        "asked": asked.told(),
+        "models": {"after": str(model), "before": str(base) if base else None},
+        "results": report.rows(before, after),
+        "prompts": after.prompts,
+        "cut_requests": {"after": after.cut, "before": before.cut if before else None},
+        "versions": versions(),
+    }
+    return made
+
+
+def _measured(tasks: Tasks, folder: Path, name: str, say: Callable[[str], None]) -> Measured:
+    say(f"evaluating {name} on {', '.join(tasks.asked.tasks)}")
+    found = tasks.measure(folder)
+    if found.cut:
+        say(f"{found.cut} requests are longer than the model has positions for, and lost their beginning")
+    return found
+
+
+def save(made: dict[str, Any], folder: Path) -> Path:
+    """Write the report into a folder; gives its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / report.NAME
+    path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return path
+
+
+def shown(made: dict[str, Any]) -> str:
+    """One prompt as the model read it, the table, and a sentence for each task."""
+    parts = []
+    for task, prompt in list(made["prompts"].items())[:1]:
+        if prompt:
+            bar = "-" * 20
+            parts.append(
+                f"the first question of {task}, as the model reads it:\n{bar}\n{prompt['prompt']}\n{bar}\n"
+                f"(scored: {prompt['first_continuation']!r}; right: {prompt['target']})"
+            )
+    return "\n".join([*parts, report.table(made), *report.sentences(made)])

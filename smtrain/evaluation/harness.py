@@ -1,0 +1,248 @@
+"""lm-evaluation-harness on one model: its numbers, each question's score, and the prompts that the model was given."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import ConfigError, DataError, SmtrainError, first_line
+from smtrain.evaluation.asked import Asked
+from smtrain.extras import missing, present
+
+_NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
+VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of a task, as the harness gives it."""
+
+    task: str
+    metric: str
+    filter: str
+    value: float
+    stderr: float | None
+    n: int
+    higher_is_better: bool
+    each: tuple[float, ...] = ()
+    """One a question, in the order of the questions; none where the metric is no mean of such."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model's scores, by task and metric."""
+
+    scores: dict[tuple[str, str, str], Score]
+    questions: dict[str, list[str]]
+    """By task, a digest of each question, to pair by."""
+    prompts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By task, the first question exactly as the model read it, and the answer that is scored."""
+    cut: int = 0
+    """How many requests were longer than the model has positions for, and lost their beginning."""
+
+
+class Tasks:
+    """The tasks that are asked for, found and with their data read; the folder of what was made of it goes at the end.
+
+    Raises `ConfigError` where the harness is not installed or there is no such task, `DataError` where a task's data is
+    not there.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
+            raise ConfigError([missing(lacking)])
+        self.asked = asked
+        self._work = tempfile.TemporaryDirectory(prefix="smtrain-evaluation-")
+        work = Path(self._work.name)
+        try:
+            self._load(work)
+        except BaseException:
+            self._work.cleanup()
+            raise
+
+    def _load(self, work: Path) -> None:
+        from smtrain.evaluation.mmlu import write_tasks
+
+        asked, folders = self.asked, []
+        local = False
+        if asked.data is not None:
+            if not asked.data.is_dir():
+                raise DataError(f"{asked.data} is not a folder; give one of task YAMLs, or of MMLU's files.")
+            made = write_tasks(asked.data, work)
+            yamls = list(asked.data.rglob("*.yaml"))
+            if not made and not yamls:
+                raise DataError(
+                    f"{asked.data} holds neither a task's .yaml nor MMLU (SUBJECT/test-*.parquet, or "
+                    "test/SUBJECT_test.csv); give the folder that does."
+                )
+            folders = [*([str(work / "mmlu")] if made else []), *([str(asked.data.resolve())] if yamls else [])]
+            local = set(asked.tasks) <= {*made, *_names(yamls)}
+        os.environ.setdefault("HF_DATASETS_CACHE", str(work / "cache"))
+        if local:  # nothing is to be asked of a network that there may not be
+            for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+                os.environ[name] = "1"
+        from lm_eval.tasks import TaskManager
+
+        with _quiet(), _within(asked.data):
+            self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
+            unknown = [name for name in asked.tasks if not self.manager.match_tasks([name])]
+            if unknown:
+                near = difflib.get_close_matches(unknown[0], self.manager.all_tasks, n=1)
+                hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those of the harness"
+                raise ConfigError([f"tasks: there is no task {unknown[0]!r}; {hint}"])
+
+    def measure(self, folder: Path) -> Measured:
+        """The scores of the Hugging Face model in `folder`. Raises `DataError` where data or model cannot be read."""
+        import torch
+
+        asked = self.asked
+        device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
+        with _quiet(), _within(asked.data):
+            from lm_eval import simple_evaluate
+            from lm_eval.models.huggingface import HFLM
+
+            try:
+                model: Any = HFLM(
+                    pretrained=str(folder.resolve()), device=device, dtype="auto", batch_size=asked.batch_size
+                )
+            except (OSError, ValueError, KeyError) as error:
+                raise DataError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error
+            if asked.chat_template and not model.tokenizer.chat_template:
+                raise ConfigError(
+                    [f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there"]
+                )
+            try:
+                found: Any = simple_evaluate(
+                    model=model, tasks=list(asked.tasks), num_fewshot=asked.num_fewshot, limit=asked.limit,
+                    task_manager=self.manager, apply_chat_template=asked.chat_template, log_samples=True,
+                    batch_size=asked.batch_size,
+                )  # fmt: skip
+            except (OSError, ConnectionError, ValueError) as error:
+                if isinstance(error, SmtrainError):
+                    raise
+                raise DataError(
+                    f"tasks: the data of {', '.join(asked.tasks)} cannot be read ({first_line(error)}); give a folder "
+                    "that has it (evaluate.data), or let the machine reach the hub."
+                ) from error
+            return _measured(found, model)
+
+    def close(self) -> None:
+        """Delete what was made of the data."""
+        self._work.cleanup()
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {name: metadata.version(name) for name in VERSIONS}
+
+
+def _measured(found: dict[str, Any], model: Any) -> Measured:
+    scores: dict[tuple[str, str, str], Score] = {}
+    questions: dict[str, list[str]] = {}
+    prompts: dict[str, dict[str, str]] = {}
+    for task, samples in found["samples"].items():
+        ordered = sorted(samples, key=lambda one: one["doc_id"])
+        questions[task] = [one["doc_hash"] for one in ordered if one.get("filter") == ordered[0].get("filter")]
+        prompts[task] = _prompt(ordered[0]) if ordered else {}
+    for group in found.get("group_subtasks", {}):
+        if group not in questions:
+            questions[group] = [one for task in _leaves(found, group) for one in questions[task]]
+    for task, numbers in {**found["results"], **found.get("groups", {})}.items():
+        for key, value in numbers.items():
+            metric, _, filtered = key.partition(",")
+            if not filtered or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+                continue
+            error = numbers.get(f"{metric}_stderr,{filtered}")
+            each = _each(found, task, metric, filtered)
+            better = found.get("higher_is_better", {}).get(task, {}).get(metric)
+            scores[task, metric, filtered] = Score(
+                task, metric, filtered, float(value), float(error) if isinstance(error, (int, float)) else None,
+                len(questions.get(task, ())), better is not False, each,
+            )  # fmt: skip
+    return Measured(scores, questions, prompts, _cut(found, model))
+
+
+def _leaves(found: dict[str, Any], task: str) -> list[str]:
+    """The tasks with questions that a group has, also through groups within it; a task is its own."""
+    if task in found["samples"]:
+        return [task]
+    return sorted({leaf for one in found.get("group_subtasks", {}).get(task, ()) for leaf in _leaves(found, one)})
+
+
+def _each(found: dict[str, Any], task: str, metric: str, filtered: str) -> tuple[float, ...]:
+    values: list[float] = []
+    for leaf in _leaves(found, task):
+        for one in sorted(found["samples"].get(leaf, ()), key=lambda sample: sample["doc_id"]):
+            if one.get("filter", filtered) != filtered:
+                continue
+            value = one.get(metric)
+            if not isinstance(value, (int, float)):
+                return ()
+            values.append(float(value))
+    return tuple(values)
+
+
+def _arguments(sample: dict[str, Any]) -> list[tuple[str, str]]:
+    """(context, continuation) of each request of a question; a continuation that is to be generated is empty."""
+    told = sample["arguments"]
+    pairs = [tuple(one.values()) for one in told.values()] if isinstance(told, dict) else [tuple(one) for one in told]
+    return [(str(pair[0]), pair[1] if len(pair) > 1 and isinstance(pair[1], str) else "") for pair in pairs]
+
+
+def _prompt(sample: dict[str, Any]) -> dict[str, str]:
+    context, continuation = _arguments(sample)[0]
+    return {"prompt": context, "first_continuation": continuation, "target": str(sample.get("target"))}
+
+
+def _cut(found: dict[str, Any], model: Any) -> int:
+    """How many requests are longer than the model's positions; what is shorter in bytes need not be counted."""
+    longest = model.max_length
+    pairs = [pair for samples in found["samples"].values() for one in samples for pair in _arguments(one)]
+    # the last token of a continuation is predicted only
+    rooms = [(f"{context}{after}", longest + bool(after)) for context, after in pairs]
+    return sum(len(model.tok_encode(text)) > room for text, room in rooms if len(text.encode(errors="replace")) > room)
+
+
+def _names(yamls: list[Path]) -> Iterator[str]:
+    """The names of tasks, groups and tags in files of the harness, whose own tags a plain reader does not know."""
+    for path in yamls:
+        yield from (found[1] for found in _NAMED.finditer(path.read_text("utf-8", errors="replace")))
+
+
+@contextlib.contextmanager
+def _within(folder: Path | None) -> Iterator[None]:
+    """In the folder of the tasks: the files that a task names are relative to it."""
+    before = Path.cwd()
+    if folder is not None:
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the harness's and its libraries' warnings about themselves."""
+    import logging
+    import warnings
+
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers", "lm-eval")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

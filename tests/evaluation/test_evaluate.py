@@ -1,0 +1,194 @@
+"""An evaluation is what lm-evaluation-harness gives by hand on the same files, and what it says of two models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from smtrain.errors import ConfigError, DataError
+from smtrain.evaluation import report
+from smtrain.evaluation.api import evaluate, save, shown
+from smtrain.evaluation.asked import Asked
+from smtrain.evaluation.mmlu import subjects_in, write_tasks
+from tests.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
+
+pytest.importorskip("lm_eval")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Path:
+    """A tiny model with positions for a few examples before a question."""
+    folder = tmp_path_factory.mktemp("models") / "after"
+    shutil.copytree(trained_inputs["model"], folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 2048}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(model: Path) -> Path:
+    """Another model of the same shape."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = model.parent / "before"
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    changed = {n: w + 0.2 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for n, w in weights.items()}
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def by_hand(model: Path, tasks: Path, names: str, out: Path, *more: str) -> dict[str, Any]:
+    """The harness's own command."""
+    environment = {
+        **os.environ,
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(out / "cache"),
+    }
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={model}",
+            "--tasks", names, "--include_path", str(tasks), "--batch_size", "8", "--device", "cpu",
+            "--output_path", str(out), *more,
+        ],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (written,) = out.rglob("results_*.json")
+    found: dict[str, Any] = json.loads(written.read_text())["results"]
+    return found
+
+
+def theirs(folder: Path, parquet: Path) -> Path:
+    """The harness's own MMLU tasks, whose data set is the files'; nothing of ours is in them."""
+    import lm_eval
+
+    template = Path(lm_eval.__file__).parent / "tasks/mmlu/default/_default_template_yaml"
+    folder.mkdir()
+    for subject in SUBJECTS:
+        files = {split: str(parquet / subject / f"{split}-00000-of-00001.parquet") for split in ("test", "dev")}
+        told = {
+            **yaml.safe_load(template.read_text()), "task": f"by_hand_{subject}", "dataset_path": "parquet",
+            "dataset_kwargs": {"data_files": files},
+            "description": "The following are multiple choice questions (with answers) about "
+            f"{subject.replace('_', ' ')}.\n\n",
+        }  # fmt: skip
+        (folder / f"{subject}.yaml").write_text(yaml.safe_dump(told))
+    return folder
+
+
+def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(model: Path, tmp_path: Path) -> None:
+    parquet = as_parquet(tmp_path / "mmlu")
+    known = by_hand(
+        model, theirs(tmp_path / "tasks", parquet), "by_hand_anatomy,by_hand_college_physics", tmp_path / "out",
+        "--num_fewshot", "3",
+    )  # fmt: skip
+    made = evaluate(model, None, Asked(("mmlu",), parquet, num_fewshot=3), quiet)
+    rows = {row["task"]: row for row in made["results"]}
+    for subject, count in SUBJECTS.items():
+        told, row = known[f"by_hand_{subject}"], rows[f"mmlu_{subject}"]
+        assert (row["after"]["value"], row["after"]["stderr"]) == (told["acc,none"], told["acc_stderr,none"])
+        assert row["n"] == count
+    whole = sum(rows[f"mmlu_{s}"]["after"]["value"] * n for s, n in SUBJECTS.items()) / sum(SUBJECTS.values())
+    assert rows["mmlu"]["after"]["value"] == pytest.approx(whole, rel=1e-12)
+    assert rows["mmlu"]["n"] == sum(SUBJECTS.values())
+    prompt = made["prompts"]["mmlu_anatomy"]["prompt"]
+    assert prompt.startswith("The following are multiple choice questions (with answers) about anatomy.\n\nwhat is dev")
+    assert prompt.count("Answer:") == 4
+
+
+def test_csv_folders_and_parquet_folders_are_the_same_questions(tmp_path: Path) -> None:
+    made = {}
+    for name, folder in (
+        ("parquet", as_parquet(tmp_path / "parquet")),
+        ("csv", as_csv(tmp_path / "csv")),
+        ("header", as_csv(tmp_path / "header", header=True)),
+        ("nested", as_csv(tmp_path / "nested/data").parent),
+    ):
+        names = write_tasks(folder, tmp_path / f"work-{name}")
+        assert {"mmlu", "mmlu_stem", "mmlu_anatomy", "mmlu_college_physics"} <= set(names)
+        out = tmp_path / f"work-{name}/mmlu"
+        made[name] = {path.name: path.read_text() for path in sorted(out.glob("*.jsonl"))}
+        assert sorted(subjects_in(folder)) == sorted(SUBJECTS)
+    assert made["parquet"] == made["csv"] == made["header"] == made["nested"]
+    assert len(made["csv"]["anatomy_test.jsonl"].splitlines()) == 12
+
+
+@pytest.fixture(scope="module")
+def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task of one's own, its files named relative to it."""
+    folder = tmp_path_factory.mktemp("own")
+    rows = [{"q": f"is {i} red?", "a": i % 2} for i in range(40)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = {
+        "task": "reds", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "questions.jsonl"}},
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_target": "a",
+        "doc_to_choice": ["no", "yes"], 
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }  # fmt: skip
+    (folder / "reds.yaml").write_text(yaml.safe_dump(told))
+    return folder
+
+
+def test_two_models_are_paired_on_the_same_questions(model: Path, base: Path, own_task: Path, tmp_path: Path) -> None:
+    made = evaluate(model, base, Asked(("reds",), own_task), quiet)
+    (row,) = made["results"]
+    between = row["difference"]
+    assert between["value"] == pytest.approx(row["after"]["value"] - row["before"]["value"])
+    assert between["gained"] - between["lost"] == pytest.approx(between["value"] * 40)
+    assert between["test"] == "mcnemar"
+    assert row["verdict"] == ("within the noise" if between["p"] >= 0.05 else row["verdict"])
+    assert json.loads(save(made, tmp_path / "out").read_text()) == json.loads(json.dumps(made))
+    text = shown(made)
+    assert "is 0 red?" in text
+    assert f"{row['before']['value']:.4f} ± {row['before']['stderr']:.4f}" in text
+    same = evaluate(model, model, Asked(("reds",), own_task, limit=10), quiet)
+    assert same["results"][0]["verdict"] == "within the noise"
+    assert report.sentences(same)[0].endswith("that is within the noise (0 won, 0 lost, p = 1 by McNemar's exact test)")
+    assert same["results"][0]["n"] == 10
+
+
+def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no task 'redz'; did you mean reds"):
+        evaluate(model, None, Asked(("redz",), own_task), quiet)
+    with pytest.raises(DataError, match=r"holds no config\.json"):
+        evaluate(tmp_path, None, Asked(("reds",), own_task), quiet)
+    with pytest.raises(DataError, match=r"holds neither a task's \.yaml nor MMLU"):
+        evaluate(model, None, Asked(("reds",), tmp_path), quiet)
+    with pytest.raises(ConfigError, match="chat_template: the tokenizer of"):
+        evaluate(model, None, Asked(("reds",), own_task, chat_template=True), quiet)
+    without = tmp_path / "without"
+    shutil.copytree(own_task, without)
+    (without / "questions.jsonl").unlink()
+    with pytest.raises(DataError, match="the data of reds cannot be read"):
+        evaluate(model, None, Asked(("reds",), without), quiet)
+    broken = as_csv(tmp_path / "mmlu")
+    (broken / "test/anatomy_test.csv").write_text("a question,A,B,C,D,7\n")
+    with pytest.raises(DataError, match="row 1 is not a question, four choices and a letter"):
+        evaluate(model, None, Asked(("mmlu",), broken), quiet)
+
+
+def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(model, short)
+    told = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 4}))
+    said: list[str] = []
+    made = evaluate(short, None, Asked(("reds",), own_task, limit=3), said.append)
+    assert made["cut_requests"]["after"] == 6
+    assert "6 requests are longer than the model has positions for, and lost their beginning" in said
