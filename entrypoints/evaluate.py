@@ -21,8 +21,9 @@ def stage(config: JobConfig, container: Container) -> None:
         given.chat_template,
         given.batch_size,
     )
-    base = container.channel("base") if container.has_channel("base") else None
-    made = evaluate(container.channel("model"), base, asked, lambda text: print(text, flush=True))
+    before = container.channel("base") if container.has_channel("base") else None
+    base = before if given.base else None
+    made = evaluate(container.channel("model"), base, asked, lambda text: print(text, flush=True), before)
     save(made, container.model_dir)
     print(shown(made), flush=True)
     for line in report.lines(made):

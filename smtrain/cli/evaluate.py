@@ -72,7 +72,8 @@ def evaluate(
 
     folders = [_folder(given, target, told) if given is not None else None for given in (model, base)]
     asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
-    made = api.evaluate(folders[0], folders[1], asked, told)
+    assert folders[0] is not None
+    made = api.evaluate(folders[0], folders[1], asked, told, folders[1])
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made))
     if out is not None:
         say(api.save(made, Path(out)), error=as_json)
@@ -83,7 +84,5 @@ def _folder(given: str, target: options.TargetOption | None, told: Any) -> Path:
     from smtrain.talk.models import find
 
     found = find(given, options.name_of(target))
-    if found.is_adapter:
-        raise ConfigError([f"{given} is an adapter; merge it first (`smtrain convert --merge-adapter`)"])
     folder: Path = found.fetch(told)
     return folder

@@ -12,14 +12,21 @@ from smtrain.evaluation import report
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.harness import Measured, Tasks, versions
 
+ADAPTER = "adapter_config.json"
 
-def evaluate(model: Path, base: Path | None, asked: Asked, say: Callable[[str], None] = print) -> dict[str, Any]:
+
+def evaluate(
+    model: Path, base: Path | None, asked: Asked, say: Callable[[str], None] = print, under: Path | None = None
+) -> dict[str, Any]:
     """The report, as `evaluation.json` has it: numbers with their errors, differences, prompts, versions.
 
-    `model` and `base` are Hugging Face folders. Raises `ConfigError` for a task that there is not, `DataError` where a
-    model or the data of a task cannot be read.
+    `model` and `base` are Hugging Face folders; `model` may be an adapter as PEFT writes it, of the model `under`.
+    Raises `ConfigError` for a task that there is not, `DataError` where a model or a task's data cannot be read.
     """
-    for folder in filter(None, (model, base)):
+    adapter = (model / ADAPTER).is_file()
+    if adapter and under is None:
+        raise DataError(f"{model} is an adapter; name the model that it was trained on (--base), or merge it first.")
+    for folder in (*([under] if under and adapter else [model]), *([base] if base else [])):
         if not (folder / "config.json").is_file():
             raise DataError(
                 f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it."
@@ -27,7 +34,8 @@ def evaluate(model: Path, base: Path | None, asked: Asked, say: Callable[[str], 
     tasks = Tasks(asked)
     try:
         before = _measured(tasks, base, "the base model", say) if base else None
-        after = _measured(tasks, model, "the trained model" if base else str(model), say)
+        name = "the trained model" if base else str(model)
+        after = _measured(tasks, under if under and adapter else model, name, say, model if adapter else None)
     finally:
         tasks.close()
     made: dict[str, Any] = {
@@ -42,9 +50,11 @@ def evaluate(model: Path, base: Path | None, asked: Asked, say: Callable[[str], 
     return made
 
 
-def _measured(tasks: Tasks, folder: Path, name: str, say: Callable[[str], None]) -> Measured:
+def _measured(
+    tasks: Tasks, folder: Path, name: str, say: Callable[[str], None], adapter: Path | None = None
+) -> Measured:
     say(f"evaluating {name} on {', '.join(tasks.asked.tasks)}")
-    found = tasks.measure(folder)
+    found = tasks.measure(folder, adapter)
     if found.cut:
         say(f"{found.cut} requests are longer than the model has positions for, and lost their beginning")
     return found

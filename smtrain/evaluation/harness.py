@@ -99,9 +99,15 @@ class Tasks:
                 hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those of the harness"
                 raise ConfigError([f"tasks: there is no task {unknown[0]!r}; {hint}"])
 
-    def measure(self, folder: Path) -> Measured:
-        """The scores of the Hugging Face model in `folder`. Raises `DataError` where data or model cannot be read."""
+    def measure(self, folder: Path, adapter: Path | None = None) -> Measured:
+        """The scores of the Hugging Face model in `folder`, with a PEFT adapter on it if there is one.
+
+        Raises `DataError` where data or model cannot be read.
+        """
         import torch
+
+        if adapter is not None and not present("peft"):
+            raise ConfigError([missing("peft")])
 
         asked = self.asked
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
@@ -111,7 +117,11 @@ class Tasks:
 
             try:
                 model: Any = HFLM(
-                    pretrained=str(folder.resolve()), device=device, dtype="auto", batch_size=asked.batch_size
+                    pretrained=str(folder.resolve()),
+                    device=device,
+                    dtype="auto",
+                    batch_size=asked.batch_size,
+                    peft=str(adapter.resolve()) if adapter else None,
                 )
             except (OSError, ValueError, KeyError) as error:
                 raise DataError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error
