@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
+from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, DataError
 from smtrain.evaluation import report
 from smtrain.evaluation.api import evaluate, save, shown
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.mmlu import subjects_in, write_tasks
+from smtrain.job.request import _metrics
 from tests.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
+from tests.train.test_shell import REPO, Shell
 
 pytest.importorskip("lm_eval")
 
@@ -192,3 +196,36 @@ def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Pa
     made = evaluate(short, None, Asked(("reds",), own_task, limit=3), said.append)
     assert made["cut_requests"]["after"] == 6
     assert "6 requests are longer than the model has positions for, and lost their beginning" in said
+
+
+def cut_off() -> bool:
+    """Whether this machine lets a process leave the network."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not cut_off(), reason="a user may not make network namespaces here")
+def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "ml")
+    for name, folder in (("model", model), ("base", base), ("tasks", as_parquet(tmp_path / "mmlu"))):
+        shell.channel(name, folder)
+    (shell.root / "input/data/config").mkdir(parents=True)
+    told = JobConfig.model_validate(
+        {"model": {"path": "s3://unused"}, "evaluate": {"tasks": ["mmlu"], "data": "s3://unused", "limit": 3}}
+    )
+    (shell.root / "input/data/config/config.json").write_text(json.dumps(told.for_stage("evaluate")))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    done = subprocess.run(
+        ["unshare", "-rn", sys.executable, str(REPO / "entrypoints/evaluate.py")],
+        env={**kept, "SMTRAIN_ML_ROOT": str(shell.root), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = json.loads((shell.root / "model/evaluation.json").read_text())
+    assert {row["task"]: row["n"] for row in made["results"]}["mmlu"] == 6
+    line = next(line for line in done.stdout.splitlines() if line.startswith("evaluation mmlu="))
+    request = _metrics(told, "evaluate")
+    assert request == ("mmlu", "mmlu_base")
+    for name in request:
+        assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)

@@ -41,7 +41,7 @@ def of_the_file(name: str) -> dict[str, Requirement]:
 
 
 def test_containers_ask_for_what_the_extra_train_asks_for(project: dict[str, Any]) -> None:
-    train = by_name(project["optional-dependencies"]["train"])
+    train = by_name([*project["optional-dependencies"]["train"], *project["optional-dependencies"]["eval"]])
     declared = by_name(project["dependencies"]) | train
     asked, travelling = of_the_file("requirements.txt"), of_the_file("wheels.txt")
     for name, requirement in asked.items():
