@@ -38,10 +38,10 @@ def request(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stage", STAGES[1:])
 @pytest.mark.parametrize("target", ["local", "aws"])
 def test_botocore_accepts_every_stage_on_every_target(raw: dict[str, Any], stage: Any, target: Any) -> None:
-    engine = {"train": {"engine": "nxd"}} if stage == "compile" else {}
-    made = request(raw, stage=stage, target=target, **engine)
+    more = {"compile": {"train": {"engine": "nxd"}}, "evaluate": {"evaluate": {"tasks": ["mmlu"]}}}.get(stage, {})
+    made = request(raw, stage=stage, target=target, **more)
     assert faults(made) == ""
-    assert made == request(raw, stage=stage, target=target, **engine)
+    assert made == request(raw, stage=stage, target=target, **more)
     json.dumps(made)
 
 
