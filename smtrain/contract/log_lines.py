@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
 STEP_PATTERN = '"step="'
 """CloudWatch's filter pattern for lines of steps: it then sends nothing else."""
 _STEP = re.compile(r"^step=(\d{1,15}) ")
+_FORMATS = {
+    "loss": ".6f", "grad_norm": ".4f", "lr": ".4e", "tokens_per_s": ".1f", "mfu": ".4f", "data_wait": ".4f",
+    "val_loss": ".6f", "val_ppl": ".4f", "val_accuracy": ".4f",
+}  # fmt: skip
 _PAIR = re.compile(r"(\w+)=([-+]?(?:[0-9.]+(?:[eE][-+]?\d+)?|nan|inf))\b")
 
 
@@ -26,6 +30,15 @@ class Line:
 def host_of(stream: str) -> str:
     """`algo-2` of a stream named `<job>/algo-2-<epoch>`."""
     return "-".join(stream.rpartition("/")[2].split("-")[:2])
+
+
+def step_line(numbers: Mapping[str, float], last: int) -> str:
+    """The line that a step writes to the log: `step`, the other numbers in their order, and the run's last step `of`.
+
+    Raises `KeyError` for a number that has no form of its own here.
+    """
+    told = [f"{name}={value:{_FORMATS[name]}}" for name, value in numbers.items() if name != "step"]
+    return " ".join([f"step={int(numbers['step'])}", *told, f"of={last}"])
 
 
 def step_record(text: str) -> dict[str, float] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+WARM_POOL_CACHE = "/opt/ml/sagemaker/warmpoolcache"
+"""What jobs leave there is kept with the machines (SageMaker developer guide, "Persistent cache")."""
 # What must be equal for a pool to be reused (SageMaker developer guide, "Train using managed warm pools"), in the order
 # in which a difference is named. Free: image, environment, hyperparameters, channels, output.
 FIELDS = (

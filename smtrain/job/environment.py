@@ -12,10 +12,10 @@ from typing import Any
 from smtrain.config import JobConfig, Stage
 from smtrain.facts import instance
 from smtrain.facts.images import sdk_release
+from smtrain.facts.warm_pools import WARM_POOL_CACHE
 from smtrain.job import graphs
 
 # SageMaker keeps this folder for the next job of the warm pool, and deletes it with the pool.
-WARM_POOL_CACHE = "/opt/ml/sagemaker/warmpoolcache"
 
 
 def environment(

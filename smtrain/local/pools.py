@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from smtrain.facts.warm_pools import first_difference
+from smtrain.facts.warm_pools import WARM_POOL_CACHE, first_difference
 from smtrain.local.jobs import JobRecord, hosts_of
 
-CACHE = "sagemaker/warmpoolcache"  # below /opt/ml
+CACHE = WARM_POOL_CACHE.removeprefix("/opt/ml/")
 VARIABLE = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 
 

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import torch
 
+from smtrain.contract.log_lines import step_line
 from smtrain.engine.base import StepResult
 from smtrain.facts import instance
 from smtrain.train.validation import Judged
@@ -43,14 +44,6 @@ def _opened(path: Path) -> IO[str]:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
     return path.open("a", encoding="utf-8")
-
-
-def _spelled(judged: Judged | None) -> str:
-    """The numbers of a validation as a step's line has them, with a blank behind."""
-    if judged is None:
-        return ""
-    accuracy = "" if judged.accuracy is None else f"val_accuracy={judged.accuracy:.4f} "
-    return f"val_loss={judged.loss:.6f} val_ppl={judged.perplexity:.4f} {accuracy}"
 
 
 class MetricsLog:
@@ -95,19 +88,15 @@ class MetricsLog:
             "tokens_per_s": rate, "mfu": rate * self._flops / self._peak,
             "data_wait": data_wait, **(judged.numbers() if judged else {}),
         }  # fmt: skip
-        line = (
-            f"step={step} loss={result.loss:.6f} grad_norm={result.grad_norm:.4f} lr={lr:.4e} "
-            f"tokens_per_s={rate:.1f} mfu={record['mfu']:.4f} "
-            f"data_wait={data_wait:.4f} {_spelled(judged)}of={self._total}"
-        )
-        self._write(step, line, f"loss {result.loss:.4f}", record)
+        self._write(step, f"loss {result.loss:.4f}", record)
 
     def log_validation(self, step: int, judged: Judged) -> None:
         """Record how the model does on held-out text where no step was done just before."""
         self._since += judged.seconds
-        self._write(step, f"step={step} {_spelled(judged)}of={self._total}", "", {"step": step, **judged.numbers()})
+        self._write(step, "", {"step": step, **judged.numbers()})
 
-    def _write(self, step: int, line: str, shown: str, record: dict[str, Any]) -> None:
+    def _write(self, step: int, shown: str, record: dict[str, Any]) -> None:
+        line = step_line(record, self._total)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, loss=shown)
             self._bar.console.print(line, highlight=False, soft_wrap=True)
