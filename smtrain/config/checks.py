@@ -13,7 +13,7 @@ from smtrain.config.checks_places import place_faults
 from smtrain.config.checks_validation import validation_faults, validation_path_faults
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
-from smtrain.model.hf_folder import tokenizer_in, weights_in
+from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of the Hugging Face hub: its id, and a revision."""
@@ -222,7 +222,7 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
             return
         yield from shape_faults(config, described)
         names = [path.name for path in folder.iterdir()]
-        if config.model.init == "weights" and weights_in(names) is None:
+        if config.model.init == "weights" and weights_in(names) is None and not checkpoint_in(names):
             yield (
                 {"model.path"},
                 f"model.path: {folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the "

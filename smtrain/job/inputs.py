@@ -203,6 +203,7 @@ def _content_addressed(path: Path | str, base: str, *, model: bool = False) -> U
             (p.relative_to(path).as_posix(), p)
             for p in found
             if not any(part.startswith(".") for part in p.relative_to(path).parts)
+            or (model and is_model_file(p.relative_to(path).as_posix()))
         )
     left_out = tuple(named[0] for named in files if model and not is_model_file(named[0]))
     files = [named for named in files if named[0] not in left_out]

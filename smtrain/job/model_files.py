@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from smtrain.model.hf_folder import is_checkpoint_file
+
 # Weights, configs, tokenizers, templates and the papers that go with them, as Hugging Face folders have them.
 _PARTS = (
     "*.safetensors", "*.bin", "*.index.json",
@@ -18,6 +20,8 @@ _PARTS = (
 
 def is_model_file(name: str) -> bool:
     """Whether a file, named relative to the folder, is part of a model. Hidden files and folders never are."""
+    if is_checkpoint_file(name):
+        return True
     path = PurePosixPath(name)
     if any(part.startswith(".") for part in path.parts):
         return False

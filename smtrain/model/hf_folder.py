@@ -16,6 +16,11 @@ TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.mod
 SOURCE = "source.json"
 """Where a fetched model came from: endpoint, name, revision asked for and commit."""
 
+_RANKS = re.compile(r"iter_\d+|release|mp_rank_\d+(?:_\d+)*|tp_rank_\d+_pp_rank_\d+")
+_OF_RANKS = re.compile(
+    r"model_optim_rng\.pt|model_rng\.pt|common\.pt|tensor_\d+\.pt|\.metadata|metadata\.json|.*\.(?:distcp|ckpt)"
+)
+TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(?:model|pytorch_model)-\d+-of-\d+\.(?:safetensors|bin)")
 _LEGAL = re.compile(r"(?:LICEN[CS]E|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 
@@ -24,6 +29,20 @@ def weights_in(names: Iterable[str]) -> str | None:
     """The file or index that a reader of weights begins with; None where there are none."""
     held = set(names)
     return next((name for pair in WEIGHTS for name in reversed(pair) if name in held), None)
+
+
+def checkpoint_in(names: Iterable[str]) -> bool:
+    """Whether there are folders of Megatron's or neuronx-nemo-megatron's; weights may be read from them instead."""
+    return any(_RANKS.fullmatch(name.split("/")[0]) for name in names)
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Whether a file, named relative to the model's folder, has weights of such a folder, or says where they are."""
+    first, _, rest = name.partition("/")
+    if not rest:
+        return first == TRACKER
+    parts = rest.split("/")
+    return bool(_RANKS.fullmatch(first) and "optim" not in parts and _OF_RANKS.fullmatch(parts[-1]))
 
 
 def tokenizer_in(names: Iterable[str]) -> tuple[str, ...]:

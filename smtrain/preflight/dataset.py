@@ -13,7 +13,7 @@ from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import mismatches
 from smtrain.contract.container import PREPARED_FORMAT
 from smtrain.facts.filesystems import is_mounted
-from smtrain.model.hf_folder import tokenizer_in, weights_in
+from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -29,7 +29,7 @@ def model(context: Context) -> Iterator[Finding]:
         return
     faults = [text for _, text in shape_faults(context.config, described)]
     names = names_in(context, uri)
-    if context.config.model.init == "weights" and weights_in(names) is None:
+    if context.config.model.init == "weights" and weights_in(names) is None and not checkpoint_in(names):
         faults.append(
             f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
             "model.init: scratch"

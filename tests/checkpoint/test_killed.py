@@ -25,7 +25,13 @@ from tests.checkpoint.folders import LLAMA, hf_folder
 
 COUNT = int(os.environ.get("SMTRAIN_KILLS", "6"))
 CONFIG = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "vocab_size": 2000}
-HOW = {"nxd": {"to": "nxd", "tp": 2, "pp": 2}, "xser": {"to": "nxd", "tp": 2, "form": "xser"}, "hf": {"to": "hf"}}
+HOW: dict[str, dict[str, Any]] = {
+    "nxd": {"to": "nxd", "tp": 2, "pp": 2},
+    "xser": {"to": "nxd", "tp": 2, "form": "xser"},
+    "hf": {"to": "hf"},
+}
+HOW |= {"torch": {"to": "megatron", "form": "torch", "pp": 2}, "torch_dist": {"to": "megatron"}}
+HOW |= {"nnm": {"to": "nemo-megatron", "form": "xser", "release": "2.15"}}
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])  # it imports torch
 

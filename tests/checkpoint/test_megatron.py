@@ -269,3 +269,14 @@ def test_it_is_inspected_verified_and_converted_to_native(tmp_path: Path, form: 
     assert verify(tmp_path / "mg") == len(random_weights(FOUR))
     convert(tmp_path / "mg", tmp_path / "native", to="native", tp=2)
     assert same(weights_of(open_weights(tmp_path / "native")), random_weights(FOUR))
+
+
+GOLDEN = Path(__file__).parent / "golden"
+"""What megatron-core 0.16.1 wrote at tp 2 of twice the weights of `random_weights`."""
+
+
+@pytest.mark.parametrize("name", ["megatron-torch-dist", "megatron-torch"])
+def test_what_megatron_core_wrote_is_read_bit_for_bit(name: str) -> None:
+    config = {**LLAMA, "num_hidden_layers": 2}
+    doubled = {key: tensor * 2 for key, tensor in random_weights(config).items()}
+    assert same(weights_of(open_weights(GOLDEN / name, config)), doubled)
