@@ -163,7 +163,8 @@ class Compute(Section):
     processes_per_instance: int | None = Field(None, ge=1, le=1024)
     """Training processes per host; default: the instance's Neuron cores, else 1."""
     cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
-    """Instance type of the stages that need no accelerator: prepare, convert, export, generate."""
+    """Instance type of the stages that need no accelerator: prepare, convert, export, generate. Default: ml.m5.4xlarge,
+    or for a stage that its 64 GiB do not hold the smallest type that does."""
     volume_gb: int = Field(256, ge=1, le=16384)
     """Disk of each instance, in GiB; AWS ignores it for types that have NVMe disks of their own."""
     max_run: Seconds = Field(86400, ge=1, le=28 * 86400)

@@ -10,12 +10,8 @@ from typing import Any
 
 from smtrain.errors import CheckpointError
 from smtrain.machine import memory_here
+from smtrain.model.footprint import CONTEXT, GIB, PROCESS, cache_bytes
 
-GIB = 2**30
-PROCESS = 0.6 * GIB
-"""Of Python with torch and transformers, before anything is loaded."""
-CONTEXT = 4096
-"""Tokens of prompt and answer that memory is counted for."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -41,18 +37,7 @@ class Need:
 
 def need_of(name: str, weights: float, described: Mapping[str, Any]) -> Need:
     """What a model takes that has so many bytes of weights and this config.json."""
-    return Need(name, weights, cache_bytes(described, CONTEXT))
-
-
-def cache_bytes(described: Mapping[str, Any], tokens: int, width: int = 2) -> float:
-    """Bytes of keys and values of one text; 0 where config.json does not tell."""
-    try:
-        heads, hidden = int(described["num_attention_heads"]), int(described["hidden_size"])
-        kv = int(described.get("num_key_value_heads") or heads)
-        size = int(described.get("head_dim") or hidden // heads)
-        return 2.0 * int(described["num_hidden_layers"]) * kv * size * width * tokens
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return 0.0
+    return Need(name, weights, cache_bytes(described))
 
 
 def weights_in(folder: Path) -> float:

@@ -10,6 +10,7 @@ from smtrain.config import JobConfig, Stage
 from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
+from smtrain.planner.stages import machine_for, volume_for
 
 # The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
 METRICS: dict[Stage, tuple[str, ...]] = {
@@ -38,7 +39,7 @@ def create_training_job(
     """
     compute, train = config.compute, stage == "train"
     image = image_of(config)
-    instance_type = compute.instance_type if stage in ("compile", "train") else compute.cpu_instance_type
+    instance_type = machine_for(config, stage, described)
     request: dict[str, Any] = {
         "TrainingJobName": job_name,
         "RoleArn": compute.role,
@@ -62,7 +63,7 @@ def create_training_job(
         "ResourceConfig": {
             "InstanceType": instance_type,
             "InstanceCount": compute.instance_count if train else 1,
-            "VolumeSizeInGB": compute.volume_gb,
+            "VolumeSizeInGB": volume_for(config, stage, described),
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": compute.max_run},
         "Environment": environment(config, stage, image, described),

@@ -21,9 +21,10 @@ from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
 from smtrain.planner.resolve import subject
 from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, refusals, search
+from smtrain.planner.stages import ON_CPU, machine_for, need
 from smtrain.planner.throughput import step_time
 from smtrain.planner.warnings import memory_warnings, run_warnings
-from smtrain.planner.workload import shape_of, text_bytes, work_of
+from smtrain.planner.workload import described_of, shape_of, text_bytes, work_of
 
 RankBy = Literal["time", "cost"]
 
@@ -208,11 +209,18 @@ def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, pric
 def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices) -> Cost:
     stages = {}
     if steps:
-        stages = stage_seconds(work, prices.assumptions, text_bytes=text_bytes(config), accelerated=machine.accelerated)
+        written = need(config, "generate", described_of(config), prices.assumptions)
+        stages = stage_seconds(
+            work, prices.assumptions, text_bytes=text_bytes(config), accelerated=machine.accelerated,
+            generated=written.seconds if written else None,
+        )  # fmt: skip
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
+    cpu_types: dict[str, str] = {
+        stage: machine_for(config, stage, described_of(config)) for stage in ON_CPU if stage in stages
+    }
     return cost(
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
-        stages=stages, cpu_type=config.compute.cpu_instance_type, region=config.compute.region, prices=prices,
+        stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices,
     )  # fmt: skip
 
 

@@ -117,32 +117,36 @@ class Cost:
 
 def cost(
     work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
-    stages: dict[str, float], cpu_type: str, region: str | None, prices: Prices,
+    stages: dict[str, float], cpu_types: dict[str, str], region: str | None, prices: Prices,
 ) -> Cost:  # fmt: skip
     """What a run costs. `stages` are the seconds of the other jobs: `compile` on one training instance, the rest on
     a CPU instance."""
     a = prices.assumptions
     price = prices.find(machine.type, "spot" if spot else "on_demand", region)
     full = prices.find(machine.type, "on_demand", region)
-    cpu = prices.find(cpu_type, "on_demand", region)
+    cpus = {stage: prices.find(kind, "on_demand", region) for stage, kind in cpu_types.items()}
     hours = (steps * step_s * lost.stretch + a["startup_minutes"] * 60) / HOUR
-    used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, cpu) if p))
+    used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, *cpus.values()) if p))
     if price is None:
         return Cost({}, used, None, hours)
     items = {"train": hours * machine.count * price.dollars_per_hour}
     if keep_alive_s:
         items["warm pool"] = keep_alive_s / HOUR * machine.count * price.dollars_per_hour
     for stage, seconds in stages.items():
-        row = full if stage == "compile" else cpu
+        row = full if stage == "compile" else cpus.get(stage)
         if row is not None:
             items[stage] = seconds / HOUR * row.dollars_per_hour
     return Cost(items, used, sum(items.values()), hours)
 
 
-def stage_seconds(work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool) -> dict[str, float]:
+def stage_seconds(
+    work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None
+) -> dict[str, float]:
     """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's."""
     moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
     out = {"convert": 300 + 2 * moved, "export": 300 + 2 * moved}
+    if generated is not None:
+        out["generate"] = generated
     if text_bytes is not None:
         out["prepare"] = 300 + text_bytes / (a["tokenize_mb_per_s"] * 1e6)
     if accelerated:

@@ -60,6 +60,15 @@ def shape_of(config: JobConfig) -> ModelShape:
     return shape
 
 
+def described_of(config: JobConfig) -> dict[str, Any] | None:
+    """The config.json of a model whose folder is on this machine."""
+    try:
+        told = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
 def positions_of(config: JobConfig) -> int | None:
     """The longest sequence of a model whose config.json lies on this machine."""
     if config.model.path == "demo://tiny-llama":

@@ -13,7 +13,21 @@ from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.stages import Chain, stages_of
 from smtrain.planner.resolve import load_config
-from smtrain.preflight import cost, dataset, disk, here, hosts, image, limits, quotas, resume, role, storage, token
+from smtrain.preflight import (
+    cost,
+    dataset,
+    disk,
+    here,
+    hosts,
+    image,
+    limits,
+    quotas,
+    resume,
+    role,
+    stages,
+    storage,
+    token,
+)  # fmt: skip
 from smtrain.preflight.context import Check, Context, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report
 from smtrain.text import Say
@@ -42,6 +56,7 @@ CHECKS: dict[str, Check] = {
     "text": dataset.text,
     "inputs": storage.inputs,
     "disk": disk.disks,
+    "stages": stages.stages,
     "resume": resume.resume,
     "memory": cost.memory,
     "time": cost.time,

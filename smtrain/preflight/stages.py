@@ -1,0 +1,53 @@
+"""The stages on CPU machines: whether the machine that each one gets holds it, on disk and in memory, and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.config.units import spell
+from smtrain.facts import table
+from smtrain.job.request import takes_volume
+from smtrain.machine import memory_here
+from smtrain.model.footprint import GIB
+from smtrain.planner.stages import USABLE, host_gib, need, volume_needed
+from smtrain.preflight.context import Context
+from smtrain.preflight.findings import Finding
+
+
+def stages(context: Context) -> Iterator[Finding]:
+    """Memory, disk and time of each; on this machine memory alone."""
+    config, described = context.chain.config, context.chain.resolved.described
+    for stage in context.stages:
+        wanted = need(config, stage, described)
+        if wanted is None:
+            continue
+        if not context.on_aws:
+            free = memory_here()
+            if free is not None and wanted.memory > free:
+                yield Finding(
+                    "stages", "fault", f"stage {stage} takes {wanted.memory / GIB:.1f} GiB of memory, and "
+                    f"{free / GIB:.1f} GiB are free here", "run the stage on AWS, or take a smaller model",
+                )  # fmt: skip
+            continue
+        resources = context.requests[stage]["ResourceConfig"]
+        kind, volume = resources["InstanceType"], resources["VolumeSizeInGB"]
+        has = host_gib(kind)
+        room, wants = (has or 0) * USABLE, wanted.memory / GIB
+        told = f"stage {stage} takes about {wants:.0f} GiB of memory"
+        if has is not None and wants > room:
+            types = table("instances")["cpu"]
+            fits = next((name for name, row in types.items() if wants <= USABLE * row["host_gib"]), None)
+            remedy = f"set compute.cpu_instance_type: {fits}" if fits else "no type known to smtrain holds it"
+            yield Finding("stages", "fault", f"{told}, and {kind} has {has:.0f} GiB", remedy)
+        elif takes_volume(kind) and (disk := volume_needed(wanted)) > volume:
+            yield Finding(
+                "stages", "fault", f"stage {stage} writes {wanted.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
+                f"set compute.volume_gb: {-(-int(disk) // 50) * 50}",
+            )  # fmt: skip
+        elif wanted.seconds > config.compute.max_run:
+            yield Finding(
+                "stages", "warning", f"stage {stage} is expected to take {spell(wanted.seconds)}, longer than "
+                f"compute.max_run of {spell(config.compute.max_run)}", "raise compute.max_run",
+            )  # fmt: skip
+        else:
+            yield Finding("stages", "ok", f"{told} of {kind}, and about {spell(wanted.seconds)}")
