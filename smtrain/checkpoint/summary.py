@@ -92,7 +92,7 @@ def inspect(path: Path | str, config: dict[str, Any] | None = None) -> Checkpoin
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """One tensor that two checkpoints do not share bit for bit."""
 
     name: str
@@ -101,7 +101,7 @@ class Difference:
     """Largest absolute difference, where the shapes are the same."""
 
 
-def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> Iterator[Difference]:
+def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> Iterator[TensorDifference]:
     """What differs between the weights of two checkpoints of any kind and cut, in the model's order.
 
     Compared are names, types, shapes and bits, a few blocks in memory at a time. Raises CheckpointError where one
@@ -112,15 +112,15 @@ def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> 
     held = [set(source.names()) for source in (one, two)]
     for name in [*order, *sorted(held[1] - set(order))]:
         if name not in held[0] or name not in held[1]:
-            yield Difference(name, f"only in {a if name in held[0] else b}")
+            yield TensorDifference(name, f"only in {a if name in held[0] else b}")
         elif one.shape(name) != two.shape(name):
-            yield Difference(name, f"shape {list(one.shape(name))} and {list(two.shape(name))}")
+            yield TensorDifference(name, f"shape {list(one.shape(name))} and {list(two.shape(name))}")
         else:
             differs, most = _compare(one, two, name)
             if one.dtype(name) != two.dtype(name):
-                yield Difference(name, f"type {one.dtype(name)} and {two.dtype(name)}", most)
+                yield TensorDifference(name, f"type {one.dtype(name)} and {two.dtype(name)}", most)
             elif differs:
-                yield Difference(name, "values", most)
+                yield TensorDifference(name, "values", most)
 
 
 def _compare(one: WeightSource, two: WeightSource, name: str) -> tuple[bool, float]:

@@ -28,7 +28,7 @@ class RecordFault(Exception):  # noqa: N818 - a record's, told with its line
 
 
 @dataclass(frozen=True)
-class Conversation:
+class Dialogue:
     """Messages {role, content} that end in an answer, and the tools that a template may list."""
 
     messages: list[dict[str, Any]]
@@ -43,7 +43,7 @@ class Rendered:
     answers: list[tuple[int, int]]
 
 
-def conversation(row: dict[str, Any], shape: Shape = "auto") -> Conversation:
+def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
     """The conversation of a record: `messages` {role, content}, `conversations` {from, value}, or alpaca's fields.
 
     What follows the last answer is left out. Raises RecordFault.
@@ -51,14 +51,14 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Conversation:
     if shape != "alpaca":
         for column, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
             if row.get(column) is not None:
-                return Conversation(_messages(row[column], column, role, content), row.get("tools") or None)
+                return Dialogue(_messages(row[column], column, role, content), row.get("tools") or None)
     if shape != "messages" and row.get("instruction") is not None:
         asked = "\n\n".join(part for part in (_text(row, "instruction"), _text(row, "input")) if part)
         answer, system = _text(row, "output"), _text(row, "system")
         if not asked or not answer:
             raise RecordFault(f"an empty {'output' if asked else 'instruction'}")
         before = [{"role": "system", "content": system}] if system else []
-        return Conversation([*before, {"role": "user", "content": asked}, {"role": "assistant", "content": answer}])
+        return Dialogue([*before, {"role": "user", "content": asked}, {"role": "assistant", "content": answer}])
     wanted = {"alpaca": "instruction", "messages": "messages or conversations"}.get(
         shape, "messages, conversations or instruction"
     )
@@ -133,7 +133,7 @@ class ChatTemplate:
         if "strftime_now" in template:
             self.about += "; it may write today's date, so another day's run may give other bytes"
 
-    def render(self, conversation: Conversation) -> list[Rendered]:
+    def render(self, conversation: Dialogue) -> list[Rendered]:
         """The text of the whole conversation.
 
         Where the template writes earlier turns differently later on, a text for each answer instead, up to it, with
@@ -146,7 +146,7 @@ class ChatTemplate:
         except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordFault(f"the chat template refuses it ({first_line(error)})") from None
 
-    def _by_marks(self, c: Conversation) -> list[Rendered]:
+    def _by_marks(self, c: Dialogue) -> list[Rendered]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         render: Any = render_jinja_template
@@ -162,7 +162,7 @@ class ChatTemplate:
             raise RecordFault("the chat template marks no answer in it")
         return [Rendered(texts[0], answers)]
 
-    def _by_prefix(self, c: Conversation) -> list[Rendered]:
+    def _by_prefix(self, c: Dialogue) -> list[Rendered]:
         asked = next(i for i, message in enumerate(c.messages) if message["role"] == "user")
         turns = [i for i in range(asked + 1, len(c.messages)) if c.messages[i]["role"] == "assistant"]
         texts = [self._text(c, i + 1) for i in turns]
@@ -172,7 +172,7 @@ class ChatTemplate:
             return [Rendered(whole, [rendered.answers[0] for rendered in found])]
         return found
 
-    def _start(self, c: Conversation, turn: int, text: str) -> int:
+    def _start(self, c: Dialogue, turn: int, text: str) -> int:
         """Where the answer begins in `text`, the conversation up to it."""
         prompt = self._text(c, turn, add_generation_prompt=True)
         if text.startswith(prompt):
@@ -183,7 +183,7 @@ class ChatTemplate:
             raise RecordFault("the chat template does not keep the turns before an answer as they were")
         return next((i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(text))
 
-    def _text(self, c: Conversation, turns: int, **options: bool) -> str:
+    def _text(self, c: Dialogue, turns: int, **options: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(c.messages[:turns], tools=c.tools, tokenize=False, **options)
         return text
 

@@ -22,7 +22,7 @@ from smtrain.preflight.findings import Finding
 
 
 @dataclass(frozen=True)
-class Need:
+class QuotaNeed:
     """How much of a quota a run takes."""
 
     name: str
@@ -60,7 +60,7 @@ def quotas(context: Context) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _needs(context: Context) -> Iterator[Need]:
+def _needs(context: Context) -> Iterator[QuotaNeed]:
     compute = context.config.compute
     done = set()
     # Compile last: what it needs of the same type is part of what train does.
@@ -73,16 +73,16 @@ def _needs(context: Context) -> Iterator[Need]:
         done.add((type_, count, spot))
         keys = {"train": "compute.instance_count", "compile": "compute.compile_ahead to false"}
         key = keys.get(stage, "compute.cpu_instance_type")
-        yield Need((SPOT if spot else TRAINING).format(type=type_), count, key)
+        yield QuotaNeed((SPOT if spot else TRAINING).format(type=type_), count, key)
         if train:
             for other in compute.fallback_instance_types:
-                yield Need(TRAINING.format(type=other), count, "compute.fallback_instance_types", spare=True)
-            yield Need(PER_SPOT_JOB if spot else PER_JOB, count, key, general=True)
-            yield Need(ALL_SPOT_JOBS if spot else ALL_JOBS, count, key, general=True)
-            yield Need(RUN_TIME, compute.max_run, "compute.max_run", general=True)
-            yield Need(VOLUME, compute.volume_gb, "compute.volume_gb", general=True)
+                yield QuotaNeed(TRAINING.format(type=other), count, "compute.fallback_instance_types", spare=True)
+            yield QuotaNeed(PER_SPOT_JOB if spot else PER_JOB, count, key, general=True)
+            yield QuotaNeed(ALL_SPOT_JOBS if spot else ALL_JOBS, count, key, general=True)
+            yield QuotaNeed(RUN_TIME, compute.max_run, "compute.max_run", general=True)
+            yield QuotaNeed(VOLUME, compute.volume_gb, "compute.volume_gb", general=True)
         if resources.get("KeepAlivePeriodInSeconds"):
-            yield Need(WARM_POOL.format(type=type_), count, "compute.keep_alive to 0")
+            yield QuotaNeed(WARM_POOL.format(type=type_), count, "compute.keep_alive to 0")
 
 
 def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:

@@ -12,7 +12,7 @@ from smtrain.edge import public, public_class
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.generation.room import refuse_too_large
 from smtrain.generation.sampling import Sampling
-from smtrain.talk.models import Model, find
+from smtrain.talk.models import FoundModel, find
 from smtrain.text import Say, clean
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
 
 def chosen(
     model: Any, compare: Any, adapter: Any, target: TargetName | None
-) -> tuple[Model, Model | None, Model | None]:
+) -> tuple[FoundModel, FoundModel | None, FoundModel | None]:
     """The model, what it is compared with if that is another one, and the adapter on it."""
     found, on_top = find(model, target), None if adapter is None else find(adapter, target)
     other = None if compare is None else find(compare, target)
@@ -209,8 +209,8 @@ def chosen(
 
 
 def _loaded(
-    found: Model, other: Model | None, on_top: Model | None, compared: bool, sampling: Sampling, system: str | None,
-    template: str | Path | None, turns: int | None, say: Say,
+    found: FoundModel, other: FoundModel | None, on_top: FoundModel | None, compared: bool, sampling: Sampling,
+    system: str | None, template: str | Path | None, turns: int | None, say: Say,
 ) -> Chat:  # fmt: skip
     from smtrain.generation.conversation import Conversation, set_template
     from smtrain.generation.generating import quiet

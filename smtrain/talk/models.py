@@ -19,7 +19,7 @@ ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
-class Model:
+class FoundModel:
     """A Hugging Face folder or an adapter that was found, here or in S3."""
 
     name: str
@@ -59,7 +59,7 @@ class Model:
         return self.folder
 
 
-def find(what: Any, target: TargetName | None = None) -> Model:
+def find(what: Any, target: TargetName | None = None) -> FoundModel:
     """The model of a folder, a `Run`, a `Job`, the name of one, an s3:// prefix or a demo:// URI. Loads nothing.
 
     Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is neither a folder nor a run
@@ -88,14 +88,14 @@ def find(what: Any, target: TargetName | None = None) -> Model:
     return _of_name(text, target)
 
 
-def _here(path: Path, name: str) -> Model:
+def _here(path: Path, name: str) -> FoundModel:
     if not path.is_dir():
         raise CheckpointError(f"{name} is a file; name the folder of a Hugging Face model")
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() and weights_in(folder):
-            return Model(name, described_in(folder), weights_in(folder), False, folder)
+            return FoundModel(name, described_in(folder), weights_in(folder), False, folder)
         if (folder / ADAPTER).is_file():
-            return Model(name, _json(folder / ADAPTER), weights_in(folder), True, folder)
+            return FoundModel(name, _json(folder / ADAPTER), weights_in(folder), True, folder)
     if (path / "manifest.json").is_file() or any(path.glob("*/manifest.json")) or any(path.rglob("dp_rank_00_tp*")):
         raise CheckpointError(
             f"{name} is no Hugging Face folder; `smtrain convert {name} FOLDER --to hf` makes one of a checkpoint"
@@ -116,7 +116,7 @@ def _json(file: Path) -> dict[str, Any]:
     return told
 
 
-def _of_name(name: str, target: TargetName | None) -> Model:
+def _of_name(name: str, target: TargetName | None) -> FoundModel:
     from botocore.exceptions import ClientError
 
     from smtrain.aws.attach import place_of
@@ -141,7 +141,7 @@ def _of_name(name: str, target: TargetName | None) -> Model:
     return _of_job(found, name)
 
 
-def _of_job(job: Any, name: str) -> Model:
+def _of_job(job: Any, name: str) -> FoundModel:
     from smtrain.handle.results import exported, stage_of
 
     ours = stage_of(job.name)
@@ -156,7 +156,7 @@ def _of_job(job: Any, name: str) -> Model:
         raise JobError(f"{job.name} left no Hugging Face model; name the run, or its export job") from None
 
 
-def _in_s3(target: Target, uri: str, name: str) -> Model:
+def _in_s3(target: Target, uri: str, name: str) -> FoundModel:
     from smtrain.aws.s3 import list_objects, split_uri
 
     prefix = f"{uri.rstrip('/')}/"
@@ -176,4 +176,6 @@ def _in_s3(target: Target, uri: str, name: str) -> Model:
         0,
     )
     folder = home() / "models" / hashlib.sha256(f"{target.name} {prefix}".encode()).hexdigest()[:16]
-    return Model(name, described, float(weights), kind == ADAPTER, folder, (target, prefix), float(sum(sizes.values())))
+    return FoundModel(
+        name, described, float(weights), kind == ADAPTER, folder, (target, prefix), float(sum(sizes.values()))
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.data.chat import ChatTemplate, Conversation, RecordFault, conversation
+from smtrain.data.chat import ChatTemplate, Dialogue, RecordFault, conversation
 from smtrain.errors import DataError
 from tests.data.chats import TEMPLATES, talk, tokenizer
 
@@ -24,7 +24,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def learned(template: ChatTemplate, messages: list[dict[str, Any]]) -> list[list[str]]:
     """The answers of each text."""
-    return [[r.text[a:b] for a, b in r.answers] for r in template.render(Conversation(messages))]
+    return [[r.text[a:b] for a, b in r.answers] for r in template.render(Dialogue(messages))]
 
 
 FOUR = talk("two and two?", "four", "and three?", "seven.\n\n")
@@ -51,11 +51,11 @@ def test_a_text_is_what_transformers_makes_of_the_conversation(template: Any, tm
 
     for name in ("chatml", "marked", "inst", "opened"):
         theirs: Any = AutoTokenizer.from_pretrained(tokenizer(tmp_path / name, name))
-        assert template(name).render(Conversation(FOUR))[0].text == theirs.apply_chat_template(FOUR, tokenize=False)
+        assert template(name).render(Dialogue(FOUR))[0].text == theirs.apply_chat_template(FOUR, tokenize=False)
 
 
 def test_a_template_that_rewrites_earlier_turns_gives_each_answer_what_it_was_given_for(template: Any) -> None:
-    first, second = template("thinking").render(Conversation(FOUR))
+    first, second = template("thinking").render(Dialogue(FOUR))
     assert "seven" not in first.text
     assert "<|im_start|>assistant\nfour<|im_end|>\n<|im_start|>user" in second.text
 
@@ -77,7 +77,7 @@ def test_about_says_which_template_and_how_answers_are_found(template: Any) -> N
     ],
 )
 def test_every_spelling_of_a_conversation_is_the_same_conversation(row: dict[str, Any]) -> None:
-    assert conversation(row) == Conversation(talk("hi", "hello"))
+    assert conversation(row) == Dialogue(talk("hi", "hello"))
 
 
 def test_alpaca_has_an_input_and_perhaps_a_system() -> None:
@@ -120,14 +120,14 @@ def test_what_is_no_conversation_is_told(row: dict[str, Any], shape: Any, words:
 
 def test_what_the_template_refuses_is_told(template: Any) -> None:
     with pytest.raises(RecordFault, match="the chat template refuses it \\(Only user and assistant roles"):
-        template("inst").render(Conversation(talk("hi", "x", system="be kind")))
+        template("inst").render(Dialogue(talk("hi", "x", system="be kind")))
 
 
 def test_a_template_that_forgets_earlier_turns_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_last = "{% set m = messages[-1] %}{{ messages | length }}{{ m.role }}: {{ m.content }}<|im_end|>"
     monkeypatch.setitem(TEMPLATES, "forgets", only_last)
     with pytest.raises(RecordFault, match="does not keep the turns before an answer as they were"):
-        ChatTemplate(tokenizer(tmp_path, "forgets")).render(Conversation(FOUR))
+        ChatTemplate(tokenizer(tmp_path, "forgets")).render(Dialogue(FOUR))
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import shutil
 import subprocess
@@ -68,3 +69,12 @@ def test_an_arrow_up_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Floors BROKEN" in done.stdout
     assert "smtrain.config.units -> smtrain.planner.api" in done.stdout
+
+
+def test_no_class_name_stands_twice() -> None:
+    found = collections.Counter(
+        name
+        for path in (ROOT / "smtrain").rglob("*.py")
+        for name in re.findall(r"^class (\w+)", path.read_text("utf-8"), re.M)
+    )
+    assert [name for name, count in found.items() if count > 1] == []
