@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ class Tasks:
             folders = [*([str(work / "mmlu")] if made else []), *([str(asked.data.resolve())] if yamls else [])]
             local = set(asked.tasks) <= {*made, *_names(yamls)}
         os.environ.setdefault("HF_DATASETS_CACHE", str(work / "cache"))
+        if not sys.stderr.isatty():
+            os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries are noise in a log
         if local:  # nothing is to be asked of a network that there may not be
             for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
                 os.environ[name] = "1"
