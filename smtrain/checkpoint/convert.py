@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,6 +38,18 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "nemo-megatron": ("pt", "xser"),
 }
 """Those of a kind, its default first."""
+_MESH, _UNEVEN = {"tp", "pp"}, {"first_stage_layers", "last_stage_layers", "layers_per_stage"}
+_TAKES: dict[str, set[str]] = {
+    "hf": {"max_shard_size", "dtype", "merge_adapter"},
+    "nxd": {*_MESH, "form", "qkv", "kv_multiplier", "cuts", "dtype", "merge_adapter"},
+    "native": {*_MESH, "dtype", "merge_adapter"},
+    "megatron": {*_MESH, *_UNEVEN, "form", "spec", "vpp", "vocab_divisor", "dtype", "merge_adapter"},
+    "nemo-megatron": {*_MESH, "form", "release", "vocab_divisor", "dtype", "merge_adapter"},
+    "peft": {"dtype", "merge_adapter"},  # refused below, with better reasons
+}
+"""The options that have an effect on each kind of target; `config`, `kv_order` and `overwrite` have on all."""
+_OF_RANKS = {"spec", "vpp"}
+"""Those of Megatron's form of one file a rank alone."""
 DTYPES = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 
 
@@ -139,6 +152,13 @@ def convert(
     faults += [f"{key}: is an empty name; name a folder or an s3:// URI" for key, got in named if not str(got).strip()]
     if max_shard_size < 1:
         faults.append(f"max_shard_size: got {max_shard_size} bytes; must be at least 1")
+    given = {
+        "tp": tp, "pp": pp, "form": form, "qkv": qkv, "kv_multiplier": kv_multiplier, "cuts": cuts, "spec": spec,
+        "vpp": vpp, "first_stage_layers": first_stage_layers, "last_stage_layers": last_stage_layers,
+        "layers_per_stage": layers_per_stage, "vocab_divisor": vocab_divisor, "release": release,
+        "max_shard_size": max_shard_size,
+    }  # fmt: skip
+    faults += list(_without_effect(to, form, given))
     if to == "peft" and merge_adapter is not None:
         faults.append("merge_adapter: makes a model, and to: peft writes an adapter; take one of the two")
     if to == "peft" and dtype is not None:
@@ -190,6 +210,19 @@ def convert(
             overwrite=overwrite,
         )
     return None if merged is None else merged.changed()
+
+
+def _without_effect(to: str, form: Form | None, given: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each option that says something the target does not take."""
+    defaults = inspect.signature(convert).parameters
+    for key, value in given.items():
+        if to not in _TAKES or value == defaults[key].default:
+            continue
+        if key not in _TAKES[to]:
+            if key != "form":  # whose values are checked by kind
+                yield f"{key}: has no effect with to: {to}; leave it out"
+        elif to == "megatron" and form != "torch" and key in _OF_RANKS:
+            yield f"{key}: has no effect with form: torch_dist, which any mesh reads; leave it out, or take form: torch"
 
 
 def read_beside(folder: Path | str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.checkpoint.dtypes import BF16, FP16, DType
 from smtrain.checkpoint.pickling import Name
+from smtrain.errors import CheckpointError
 from smtrain.model.hf_config import normalise
 
 if TYPE_CHECKING:
@@ -16,8 +17,16 @@ if TYPE_CHECKING:
 def arguments(
     config: Mapping[str, Any], dtype: DType, vocab: int, cut: MegatronCut, form: str, spelling: str
 ) -> dict[str, Any]:
-    """The options of pretrain_gpt.py that describe a model, under the names of their attributes."""
+    """The options of pretrain_gpt.py that describe a model, under the names of their attributes.
+
+    Raises CheckpointError for a model that Megatron-core would compute otherwise.
+    """
     normal = normalise(config)
+    if normal.parallel_residual:
+        raise CheckpointError(
+            "config.json has use_parallel_residual true, as GPT-NeoX-20B and Pythia: Megatron-core has no parallel "
+            "residual and would compute another model; convert to hf or nxd."
+        )
     shape, rope = normal.shape, normal.rope
     plain = shape.family == "gpt_neox"
     return {

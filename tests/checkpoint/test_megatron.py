@@ -27,6 +27,7 @@ from tests.checkpoint.models import configs
 FOUR = {**LLAMA, "num_hidden_layers": 4}
 TIED = {**FOUR, "tie_word_embeddings": True}
 QWEN3 = {**FOUR, "model_type": "qwen3", "head_dim": 8}
+SERIAL_NEOX = {**NEOX, "num_hidden_layers": 4, "use_parallel_residual": False}
 
 
 def legacy(folder: Path, tp: int = 0, pp: int | None = None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def legacy(folder: Path, tp: int = 0, pp: int | None = None) -> dict[str, Any]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data(), config=configs())
+@given(data=st.data(), config=configs().map(lambda config: {**config, "use_parallel_residual": False}))
 def test_a_model_comes_back_from_any_form_and_mesh(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_model_comes_back_from_any_form_and_mesh(
     shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("config", [FOUR, TIED, QWEN3, {**NEOX, "num_hidden_layers": 4}])
+@pytest.mark.parametrize("config", [FOUR, TIED, QWEN3, SERIAL_NEOX])
 def test_virtual_stages_are_dealt_round_robin(tmp_path: Path, config: dict[str, Any]) -> None:
     convert(hf_folder(tmp_path / "hf", config), tmp_path / "mg", to="megatron", form="torch", pp=2, vpp=2, spec="local")
     held = legacy(tmp_path / "mg", 0, 1)
@@ -248,7 +249,7 @@ def test_no_code_of_a_file_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str
         ({"tp": 4}, "does not divide the model's 2 key/value heads"),
         ({"pp": 3}, "cannot be dealt evenly to pp = 3"),
         ({"pp": 2, "layers_per_stage": [1, 2]}, "are not the 4 layers"),
-        ({"pp": 2, "vpp": 3}, "vpp = 3 does not divide"),
+        ({"pp": 2, "vpp": 3, "form": "torch"}, "vpp = 3 does not divide"),
         ({"form": "xser"}, "form: got 'xser'"),
         ({"spec": "x"}, "spec: got 'x'"),
     ],
@@ -280,3 +281,27 @@ def test_what_megatron_core_wrote_is_read_bit_for_bit(name: str) -> None:
     config = {**LLAMA, "num_hidden_layers": 2}
     doubled = {key: tensor * 2 for key, tensor in random_weights(config).items()}
     assert same(weights_of(open_weights(GOLDEN / name, config)), doubled)
+
+
+def test_a_model_that_megatron_would_compute_otherwise_is_refused(tmp_path: Path) -> None:
+    model = hf_folder(tmp_path / "hf", NEOX)
+    for form in ("torch", "torch_dist"):
+        with pytest.raises(CheckpointError, match="no parallel residual and would compute another model"):
+            convert(model, tmp_path / "out", to="megatron", form=form)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "said"),
+    [
+        ("hf", {"tp": 2}, "tp: has no effect with to: hf"),
+        ("native", {"form": None, "qkv": "grouped"}, "qkv: has no effect with to: native"),
+        ("megatron", {"vpp": 2}, "vpp: has no effect with form: torch_dist"),
+        ("megatron", {"release": "2.15"}, "release: has no effect with to: megatron"),
+        ("nemo-megatron", {"vpp": 2, "layers_per_stage": [1, 1]}, "vpp: has no effect with to: nemo-megatron"),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path: Path, to: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "out", to=to, **options)
+    assert not (tmp_path / "out").exists()
