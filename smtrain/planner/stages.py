@@ -19,7 +19,7 @@ USABLE = 0.9
 REST_GB = 20
 """Of a disk: the image's layers and logs."""
 START_S = 300.0
-ON_CPU: tuple[Stage, ...] = ("fetch", "prepare", "convert", "export", "generate")
+ON_CPU: tuple[Stage, ...] = ("fetch", "prepare", "convert", "export", "generate", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def need(
 ) -> StageNeed | None:  # fmt: skip
     """What a stage takes; None for a stage that trains, and for a model that nothing is known about.
 
-    Weights are converted tensor by tensor, so that conversions hold a few of the largest at a time; generate holds
-    all of them, with the keys and values of one text, and reads them once for every token.
+    Weights are converted tensor by tensor, so that conversions hold a few of the largest at a time. Generate and
+    evaluate hold all of them, with the keys and values of one text; generate reads them once for every token.
     """
     shape = shape_for(config, described) if stage in ON_CPU else None
     if shape is None:
@@ -63,10 +63,12 @@ def need(
     moved = weights / (a["s3_gb_per_s"] * 1e9)
     largest = 4.0 * max(prod(spec.shape) for spec in shape.specs)
     merged = weights if config.train.adapter is not None else 0.0
-    if stage == "generate":
+    if stage in ("generate", "evaluate"):
         cache = 2.0 * shape.layers * shape.kv_heads * shape.head_dim * width * CONTEXT
         tokens = len(config.generate.prompts) * config.generate.max_new_tokens
         seconds = START_S + moved + tokens * weights / (a["generate_gb_per_s"] * 1e9)
+        if stage == "evaluate":  # one model after the other; how many questions there are is not known here
+            seconds = START_S + (2 if config.evaluate.base else 1) * moved
         return StageNeed(stage, PROCESS + weights + cache, merged, seconds)
     if stage == "prepare":
         return StageNeed(stage, PROCESS + 4 * GIB, 0.0, START_S)

@@ -30,6 +30,10 @@ def test_seventy_billion_weights_are_generated_with_on_a_machine_that_holds_them
     assert machine_for(config, "train") == "ml.trn1.32xlarge"
 
 
+def test_it_is_judged_on_such_a_machine_too() -> None:
+    assert machine_for(load_config(LARGE, evaluate={"tasks": ["mmlu"]}), "evaluate") == "ml.r5.8xlarge"
+
+
 def test_conversions_keep_the_small_machine_and_get_the_disk() -> None:
     config = load_config(LARGE)
     for stage in ("convert", "export"):
