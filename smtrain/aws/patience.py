@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,7 @@ class Patience:
 
     def call(self, method: Callable[..., Any], **asked: Any) -> Any:
         """`method(**asked)`. Raises what is no passing trouble as it comes."""
-        backoff = Backoff(self.limit_s, _FIRST_WAIT, _LONGEST_WAIT)
+        backoff = Backoff(self.limit_s, _FIRST_WAIT, _LONGEST_WAIT, time.monotonic)
         while True:
             try:
                 with interruptible():

@@ -90,7 +90,7 @@ def test_anything_else_is_told_what_it_is(tmp_path: Path) -> None:
         open_weights(tmp_path)
     for name in ("notes.txt", "model.onnx"):
         (tmp_path / name).write_text("x")
-    with pytest.raises(CheckpointError, match=r"holds notes\.txt, model\.onnx, and no weights known here"):
+    with pytest.raises(CheckpointError, match=r"holds model\.onnx, notes\.txt, and no weights known here"):
         open_weights(tmp_path)
     with pytest.raises(CheckpointError, match="is a file"):
         open_weights(tmp_path / "notes.txt")
