@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -70,12 +71,25 @@ class Terminal:
         end = time.monotonic() + patience
         while word not in self.text:
             assert time.monotonic() < end, f"no {word!r} in {self.text!r}"
-            if select.select([self._parent], [], [], 0.2)[0]:
-                try:
-                    self.text += os.read(self._parent, 1 << 16).decode("utf-8", "replace").replace("\r\n", "\n")
-                except OSError:
-                    raise AssertionError(f"it ended without {word!r}: {self.text!r}") from None
+            self._read()
         found, _, self.text = self.text.partition(word)
+        return found
+
+    def _read(self) -> None:
+        if select.select([self._parent], [], [], 0.2)[0]:
+            try:
+                self.text += os.read(self._parent, 1 << 16).decode("utf-8", "replace").replace("\r\n", "\n")
+            except OSError:
+                raise AssertionError(f"it ended: {self.text!r}") from None
+
+    def prompt(self, mark: str = "> ") -> str:
+        """What came before the next prompt, which stands alone at the end: an answer may hold the same characters."""
+        alone = re.compile(rf"(?:^|[\n\r])(?:\x1b\[\?2004h)?{re.escape(mark)}$")
+        end = time.monotonic() + 120
+        while not alone.search(self.text):
+            assert time.monotonic() < end, f"no prompt in {self.text!r}"
+            self._read()
+        found, self.text = self.text, ""
         return found
 
     def type(self, text: str) -> None:
@@ -99,31 +113,31 @@ class Terminal:
 def test_a_conversation_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
     at = Terminal("chat", str(folder), "--max-new-tokens", "8", "--seed", "1", "--turns", "1")
-    at.until("> ")
+    at.prompt()
     at.type("one\n")
-    at.until("> ")
+    at.prompt()
     at.type("/retry\n")
-    at.until("> ")
+    at.prompt()
     at.type("/system be brief\n")
-    at.until("> ")
+    at.prompt()
     at.type("/sing\n")
-    assert "there is no command /sing" in at.until("> ")
+    assert "there is no command /sing" in at.prompt()
     at.type("/help\n")
-    assert "/retry" in at.until("> ")
+    assert "/retry" in at.prompt()
     at.type("two \\\n")
-    at.until(". ")
+    at.prompt(". ")
     at.type("lines\n")
-    at.until("> ")
+    at.prompt()
     for _ in range(2):
         at.type(f"/save {saved}\n")
-        told = at.until("> ")
+        told = at.prompt()
     assert "is there already" in told
     at.type("\x03")
-    assert "once more leaves" in at.until("> ")
+    assert "once more leaves" in at.prompt()
     at.type("/clear\n")
-    at.until("> ")
+    at.prompt()
     at.type("/retry\n")
-    assert "nothing was asked yet" in at.until("> ")
+    assert "nothing was asked yet" in at.prompt()
     at.type("/quit\n")
     assert at.ended() == 0
     messages = json.loads(saved.read_text())["messages"]
@@ -138,7 +152,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(folder: Path, tmp_path: Pat
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
     (model / "chat_template.jinja").write_text(TEMPLATE)
     at = Terminal("chat", str(model), "--max-new-tokens", "50000", "--temperature", "3")
-    at.until("> ")
+    at.prompt()
     at.type("go on\n")
     at.until("go on\n")
     while len(at.text) < 20:
@@ -146,12 +160,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(folder: Path, tmp_path: Pat
         at.text += os.read(at._parent, 1 << 16).decode("utf-8", "replace")
     at.type("\x03")
     at.until("(stopped)")
-    at.until("> ")
+    at.prompt()
     at.type(f"/save {tmp_path / 'talk.json'}\n")
-    at.until("> ")
+    at.prompt()
     at.type("\x03")
     at.until("once more leaves")
-    at.until("> ")
+    at.prompt()
     at.type("\x03")
     assert at.ended() == 0
     kept = json.loads((tmp_path / "talk.json").read_text())["messages"]
@@ -305,6 +319,6 @@ def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> 
 
 def test_killing_a_chat_leaves_nothing_behind(folder: Path) -> None:
     at = Terminal("chat", str(folder))
-    at.until("> ")
+    at.prompt()
     at.process.send_signal(signal.SIGTERM)
     assert at.ended() in (-signal.SIGTERM, 143)
