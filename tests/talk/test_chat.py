@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,19 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._parent, text.encode())
 
+    def interrupt(self) -> None:
+        """Ctrl-C at a prompt, once the program waits there: Python loses one that comes between prompt and wait."""
+        status = Path(f"/proc/{self.process.pid}/stat")
+        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
+        self.type("\x03")
+
+    def close(self) -> None:
+        """End what still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(60)
+
     def ended(self) -> int:
         """Exit status."""
         while True:
@@ -110,9 +125,20 @@ class Terminal:
         return self.process.wait(60)
 
 
-def test_a_conversation_on_a_terminal(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Starts commands on terminals, which end with the test."""
+    with contextlib.ExitStack() as open_ones:
+
+        def start(*arguments: str, **settings: Any) -> Terminal:
+            return open_ones.enter_context(contextlib.closing(Terminal(*arguments, **settings)))
+
+        yield start
+
+
+def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
-    at = Terminal("chat", str(folder), "--max-new-tokens", "8", "--seed", "1", "--turns", "1")
+    at = terminal("chat", str(folder), "--max-new-tokens", "8", "--seed", "1", "--turns", "1")
     at.prompt()
     at.type("one\n")
     at.prompt()
@@ -132,7 +158,7 @@ def test_a_conversation_on_a_terminal(folder: Path, tmp_path: Path) -> None:
         at.type(f"/save {saved}\n")
         told = at.prompt()
     assert "is there already" in told
-    at.type("\x03")
+    at.interrupt()
     assert "once more leaves" in at.prompt()
     at.type("/clear\n")
     at.prompt()
@@ -145,13 +171,15 @@ def test_a_conversation_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     assert [m["content"] for m in messages if m["role"] == "user"] == ["one", "two \nlines"]
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(folder: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    terminal: Callable[..., Terminal], folder: Path, tmp_path: Path
+) -> None:
     model = make(tmp_path / "long", "llama")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 100_000}))
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    at = Terminal("chat", str(model), "--max-new-tokens", "50000", "--temperature", "3")
+    at = terminal("chat", str(model), "--max-new-tokens", "50000", "--temperature", "3")
     at.prompt()
     at.type("go on\n")
     at.until("go on\n")
@@ -163,10 +191,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(folder: Path, tmp_path: Pat
     at.prompt()
     at.type(f"/save {tmp_path / 'talk.json'}\n")
     at.prompt()
-    at.type("\x03")
+    at.interrupt()
     at.until("once more leaves")
     at.prompt()
-    at.type("\x03")
+    at.interrupt()
     assert at.ended() == 0
     kept = json.loads((tmp_path / "talk.json").read_text())["messages"]
     assert len(kept) == 2
@@ -317,8 +345,8 @@ def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> 
         smtrain.chat("no-such-run", target="local")
 
 
-def test_killing_a_chat_leaves_nothing_behind(folder: Path) -> None:
-    at = Terminal("chat", str(folder))
+def test_killing_a_chat_leaves_nothing_behind(terminal: Callable[..., Terminal], folder: Path) -> None:
+    at = terminal("chat", str(folder))
     at.prompt()
     at.process.send_signal(signal.SIGTERM)
     assert at.ended() in (-signal.SIGTERM, 143)
