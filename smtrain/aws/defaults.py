@@ -16,6 +16,7 @@ from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.config.checks import secret_faults
 from smtrain.config.secrets import hide
+from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError
 
 
@@ -96,7 +97,7 @@ def _read(target: Target, path: str, *, required: bool) -> str | None:
 
     try:
         if path.startswith("s3://"):
-            bucket, _, key = path.removeprefix("s3://").partition("/")
+            bucket, key = split_uri(path)
             key = key if key.endswith((".yaml", ".yml")) else f"{key.rstrip('/')}/config.yaml".lstrip("/")
             body: bytes = target.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
             return body.decode()

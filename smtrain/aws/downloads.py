@@ -10,9 +10,10 @@ from pathlib import Path
 
 from smtrain.aws.calls import PERSIST_S
 from smtrain.aws.patience import Patience
-from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
 from smtrain.aws.uploads import owner
+from smtrain.contract.uris import split_uri
 from smtrain.errors import JobError
 
 

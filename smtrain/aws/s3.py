@@ -6,6 +6,7 @@ from typing import Any
 
 from smtrain.aws.target import Target
 from smtrain.aws.uploads import owner
+from smtrain.contract.uris import split_uri
 from smtrain.errors import JobError
 
 
@@ -26,9 +27,3 @@ def listed(target: Target, uri: str) -> list[dict[str, Any]]:
     asked = {"Bucket": bucket, "Prefix": prefix, **owner(target, bucket)}
     pages = target.s3.get_paginator("list_objects_v2").paginate(**asked)
     return [item for page in pages for item in page.get("Contents", [])]
-
-
-def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key prefix of an s3:// URI."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    return bucket, prefix

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.checkpoint.megatron_names import HEAD, Fused, cut, head, padded, table
-from smtrain.checkpoint.places import Bounds, Place, Tally
-from smtrain.checkpoint.sources import Read, WeightSource
+from smtrain.checkpoint.places import Bounds, Tally
+from smtrain.checkpoint.sources import WeightSource, Wrapped
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Shard
 
 
-class FusedSource(WeightSource):
+class FusedSource(Wrapped):
     """Another source's weights as the tensors of `megatron_names.table`, and the output layer.
 
     Raises CheckpointError where what becomes one tensor has different types.
     """
 
     def __init__(self, source: WeightSource) -> None:
-        self._source = source
+        super().__init__(source)
         shape = ModelShape.from_config(source.config)
         self._fused = {fused.key: fused for fused in (*table(shape), head(shape))}
         for fused in self._fused.values():
@@ -31,17 +30,6 @@ class FusedSource(WeightSource):
                 raise CheckpointError(
                     f"{' and '.join(fused.parts)} become one tensor and have different types; convert with --dtype."
                 )
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self._source.config
-
-    @property
-    def where(self) -> Place:
-        return self._source.where
-
-    def stamp(self) -> Any:
-        return self._source.stamp()
 
     def names(self) -> list[str]:
         return sorted(self._fused)
@@ -65,6 +53,9 @@ class FusedSource(WeightSource):
                 found.append(self._source.bits(part, [(a - low + first, b - low + first), *bounds[1:]], tally))
         return found[0] if len(found) == 1 else np.concatenate(found)
 
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
     def seams(self, name: str) -> list[int]:
         fused, out = self.fused(name), []
         for (part, first, last), low in zip(fused.segments, fused.starts(), strict=False):
@@ -74,9 +65,6 @@ class FusedSource(WeightSource):
     def check(self, name: str, tally: Tally | None = None) -> None:
         for part in self.fused(name).parts:
             self._source.check(part, tally)
-
-    def watch(self, read: Read) -> None:
-        self._source.watch(read)
 
 
 class FusedCut:

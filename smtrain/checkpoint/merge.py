@@ -15,9 +15,9 @@ import numpy as np
 from smtrain.checkpoint import dtypes
 from smtrain.checkpoint.adapter import Adapter
 from smtrain.checkpoint.digest import weights_digest
-from smtrain.checkpoint.dtypes import Bits, DType
-from smtrain.checkpoint.places import Bounds, Place, Tally
-from smtrain.checkpoint.sources import Read, WeightSource
+from smtrain.checkpoint.dtypes import Bits
+from smtrain.checkpoint.places import Bounds, Tally
+from smtrain.checkpoint.sources import WeightSource, Wrapped
 from smtrain.errors import CheckpointError
 
 _BLOCK = 1 << 20  # numbers looked at together
@@ -33,14 +33,15 @@ class Changed:
     """The largest difference of a number."""
 
 
-class Merged(WeightSource):
+class Merged(Wrapped):
     """The weights of `base` with `adapter` merged into them.
 
     Raises `CheckpointError` where the adapter says that it was trained on other weights.
     """
 
     def __init__(self, base: WeightSource, adapter: Adapter) -> None:
-        self._base, self._adapter = base, adapter
+        super().__init__(base)
+        self._adapter = adapter
         self._lock = threading.Lock()
         self._largest: dict[str, float] = {}
         if adapter.base is not None and adapter.base != weights_digest(base):
@@ -49,25 +50,12 @@ class Merged(WeightSource):
                 "trained on, in the same precision."
             )
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return self._base.config
-
-    def names(self) -> list[str]:
-        return self._base.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._base.shape(name)
-
-    def dtype(self, name: str) -> DType:
-        return self._base.dtype(name)
-
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        bits = self._base.bits(name, bounds, tally)
+        bits = self._source.bits(name, bounds, tally)
         factor = self._adapter.factors.get(name)
         if factor is None:
             return bits
-        dtype, (rows, columns) = self._base.dtype(name), tuple(bounds)
+        dtype, (rows, columns) = self._source.dtype(name), tuple(bounds)
         before = dtypes.values(bits, dtype)
         delta = factor.delta(rows, columns)
         sums = before + delta  # in fp32, or wider where the base is
@@ -78,24 +66,8 @@ class Merged(WeightSource):
             self._largest[name] = max(largest, self._largest.get(name, 0.0))
         return merged
 
-    @property
-    def where(self) -> Place:
-        return self._base.where
-
     def stamp(self) -> Any:
-        return ["merged", self._base.stamp(), self._adapter.stamp]
-
-    def stored_with(self, name: str) -> tuple[str, ...]:
-        return self._base.stored_with(name)
-
-    def seams(self, name: str) -> list[int]:
-        return self._base.seams(name)
-
-    def check(self, name: str, tally: Tally | None = None) -> None:
-        self._base.check(name, tally)
-
-    def watch(self, read: Read) -> None:
-        self._base.watch(read)
+        return ["merged", self._source.stamp(), self._adapter.stamp]
 
     def changed(self) -> Changed:
         """How far the merged weights are from the base's; tensors that were not read in this process are read now.
@@ -109,7 +81,7 @@ class Merged(WeightSource):
         found = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
         if not found.tensors:
             raise CheckpointError(
-                f"{self._adapter.where} changes no number of {self._base.where}: its factors are zero, or too small "
+                f"{self._adapter.where} changes no number of {self._source.where}: its factors are zero, or too small "
                 "for the type of the weights; train longer."
             )
         return found

@@ -89,11 +89,11 @@ class WeightSource(ABC):
         )
 
 
-class Cast(WeightSource):
-    """Another source's weights in one type, converted as they are read."""
+class Wrapped(WeightSource):
+    """Another source, seen through; a subclass changes what it must."""
 
-    def __init__(self, source: WeightSource, dtype: DType) -> None:
-        self._source, self._dtype = source, dtype
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
 
     @property
     def config(self) -> dict[str, Any]:
@@ -106,17 +106,17 @@ class Cast(WeightSource):
         return self._source.shape(name)
 
     def dtype(self, name: str) -> DType:
-        return self._dtype
+        return self._source.dtype(name)
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        return dtypes.cast(self._source.bits(name, bounds, tally), self._source.dtype(name), self._dtype)
+        return self._source.bits(name, bounds, tally)
 
     @property
     def where(self) -> Place:
         return self._source.where
 
     def stamp(self) -> Any:
-        return [str(self._dtype), self._source.stamp()]
+        return self._source.stamp()
 
     def stored_with(self, name: str) -> tuple[str, ...]:
         return self._source.stored_with(name)
@@ -129,3 +129,20 @@ class Cast(WeightSource):
 
     def watch(self, read: Read) -> None:
         self._source.watch(read)
+
+
+class Cast(Wrapped):
+    """Another source's weights in one type, converted as they are read."""
+
+    def __init__(self, source: WeightSource, dtype: DType) -> None:
+        super().__init__(source)
+        self._dtype = dtype
+
+    def dtype(self, name: str) -> DType:
+        return self._dtype
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        return dtypes.cast(self._source.bits(name, bounds, tally), self._source.dtype(name), self._dtype)
+
+    def stamp(self) -> Any:
+        return [str(self._dtype), self._source.stamp()]

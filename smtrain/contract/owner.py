@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from smtrain.contract.uris import split_uri
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 
@@ -88,7 +89,7 @@ class Fence:
 
     def __init__(self, s3: Any, checkpoints: str, me: Owner, status: Status) -> None:
         self.uri, self.me, self._s3, self._status = owner_uri(checkpoints), me, s3, status
-        self._bucket, _, self._key = self.uri.removeprefix("s3://").partition("/")
+        self._bucket, self._key = split_uri(self.uri)
         self._etag: str | None = None
 
     def claim(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from smtrain.errors import CheckpointError
 from smtrain.machine import memory_here
-from smtrain.model.footprint import CONTEXT, GIB, PROCESS, cache_bytes
+from smtrain.model.footprint import CONTEXT, GIB, PROCESS, cache_of
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -37,7 +37,7 @@ class Need:
 
 def need_of(name: str, weights: float, described: Mapping[str, Any]) -> Need:
     """What a model takes that has so many bytes of weights and this config.json."""
-    return Need(name, weights, cache_bytes(described))
+    return Need(name, weights, cache_of(described))
 
 
 def weights_in(folder: Path) -> float:

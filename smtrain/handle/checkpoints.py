@@ -6,9 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
 from smtrain.contract.lineage import Lines
+from smtrain.contract.uris import split_uri
 
 _RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine nxd
 

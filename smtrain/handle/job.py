@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.aws.attach import place_of
-from smtrain.aws.s3 import split_uri
 from smtrain.aws.target import Target, TargetName
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_records
+from smtrain.contract.uris import split_uri
 from smtrain.edge import public_class
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED

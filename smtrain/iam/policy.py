@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.aws.s3 import split_uri
 from smtrain.config import JobConfig, Stage
 from smtrain.contract.owner import owner_uri
+from smtrain.contract.uris import split_uri
 from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.job.graphs import cache_root
 from smtrain.job.request import checkpoint_uri, run_uri

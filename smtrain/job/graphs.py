@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import smtrain
-from smtrain.aws.s3 import split_uri
 from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.config.schema import GRAPHS_COMPLETE, digest
+from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError
 from smtrain.text import Say
 

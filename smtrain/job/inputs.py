@@ -13,13 +13,14 @@ from typing import Any
 
 from smtrain.aws.defaults import sagemaker_defaults, with_defaults
 from smtrain.aws.role import role_arn
-from smtrain.aws.s3 import listed, split_uri
+from smtrain.aws.s3 import listed
 from smtrain.aws.target import Target
 from smtrain.aws.uploads import send
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import local_data_faults
 from smtrain.config.schema import Train
+from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.instance_types import type_faults

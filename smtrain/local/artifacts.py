@@ -9,7 +9,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from smtrain.local.files import TRANSFER, split_uri
+from smtrain.contract.uris import split_uri
+from smtrain.local.files import TRANSFER
 
 
 def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.local.files import TRANSFER, split_uri, within
+from smtrain.contract.uris import split_uri
+from smtrain.local.files import TRANSFER, within
 
 
 class InputError(Exception):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.local_plane import Endpoint, state_folder
+from smtrain.contract.uris import split_uri
 from smtrain.errors import LocalError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.local.usage import aside, usage
@@ -106,7 +107,7 @@ def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> i
     s3, sagemaker = (endpoint.session().client(name) for name in ("s3", "sagemaker"))
     by_bucket: dict[str, list[str]] = defaultdict(list)
     for uri in found.objects:
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        bucket, key = split_uri(uri)
         by_bucket[bucket].append(key)
     for bucket, keys in by_bucket.items():
         for i in range(0, len(keys), 1000):

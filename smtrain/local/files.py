@@ -32,9 +32,3 @@ def within(folder: Path, relative: str) -> Path:
     if ".." in parts or "\0" in relative:
         raise ValueError(f"the name {relative!r} leads out of {folder}")
     return folder.joinpath(*parts)
-
-
-def split_uri(uri: str) -> tuple[str, str]:
-    """s3://bucket/some/key -> (bucket, some/key)."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return bucket, key

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain.contract.uris import split_uri
 from smtrain.local import links
-from smtrain.local.files import TRANSFER, split_uri, within
+from smtrain.local.files import TRANSFER, within
 
 if TYPE_CHECKING:
     from smtrain.local.logstream import HostLog

@@ -12,12 +12,17 @@ CONTEXT = 4096
 """Tokens of prompt and answer that memory is counted for."""
 
 
-def cache_bytes(described: Mapping[str, Any], tokens: int = CONTEXT, width: int = 2) -> float:
-    """Bytes of keys and values of one text; 0 where config.json does not tell."""
+def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, tokens: int = CONTEXT) -> float:
+    """Bytes of keys and values of one text; `width` is the bytes of a number."""
+    return 2.0 * layers * kv_heads * head_dim * width * tokens
+
+
+def cache_of(described: Mapping[str, Any]) -> float:
+    """`cache_bytes` of the model with this config.json in bf16; 0 where it does not tell."""
     try:
         heads, hidden = int(described["num_attention_heads"]), int(described["hidden_size"])
         kv = int(described.get("num_key_value_heads") or heads)
         size = int(described.get("head_dim") or hidden // heads)
-        return 2.0 * int(described["num_hidden_layers"]) * kv * size * width * tokens
+        return cache_bytes(int(described["num_hidden_layers"]), kv, size)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return 0.0

@@ -11,7 +11,7 @@ from smtrain.config import JobConfig, Stage
 from smtrain.errors import SmtrainError
 from smtrain.facts import instance, table
 from smtrain.model.families import ModelShape
-from smtrain.model.footprint import CONTEXT, GIB, PROCESS
+from smtrain.model.footprint import GIB, PROCESS, cache_bytes
 from smtrain.planner.machines import named_shape
 
 USABLE = 0.9
@@ -64,7 +64,7 @@ def need(
     largest = 4.0 * max(prod(spec.shape) for spec in shape.specs)
     merged = weights if config.train.adapter is not None else 0.0
     if stage in ("generate", "evaluate"):
-        cache = 2.0 * shape.layers * shape.kv_heads * shape.head_dim * width * CONTEXT
+        cache = cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, width)
         tokens = len(config.generate.prompts) * config.generate.max_new_tokens
         seconds = START_S + moved + tokens * weights / (a["generate_gb_per_s"] * 1e9)
         if stage == "evaluate":  # one model after the other; how many questions there are is not known here

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.aws.s3 import split_uri
 from smtrain.config import textfiles
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import mismatches
 from smtrain.contract.container import PREPARED_FORMAT
+from smtrain.contract.uris import split_uri
 from smtrain.facts.filesystems import is_mounted
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.preflight.context import Absent, Context, Unread

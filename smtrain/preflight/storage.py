@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from smtrain.aws.s3 import split_uri
+from smtrain.contract.uris import split_uri
 from smtrain.preflight.context import Absent, Context
 from smtrain.preflight.findings import Finding
 

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from smtrain.aws.s3 import split_uri
 from smtrain.aws.target import Target
 from smtrain.config.secrets import is_secret
+from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError
 from smtrain.handle.job import Job
 from smtrain.sdk.lost_answer import answer_was_lost

@@ -157,7 +157,8 @@ def _of_job(job: Any, name: str) -> FoundModel:
 
 
 def _in_s3(target: Target, uri: str, name: str) -> FoundModel:
-    from smtrain.aws.s3 import list_objects, split_uri
+    from smtrain.aws.s3 import list_objects
+    from smtrain.contract.uris import split_uri
 
     prefix = f"{uri.rstrip('/')}/"
     bucket, key = split_uri(prefix)

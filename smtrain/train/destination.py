@@ -17,6 +17,7 @@ from smtrain.checkpoint import manifest
 from smtrain.contract.container import Container
 from smtrain.contract.lineage import Lineage
 from smtrain.contract.owner import EVERY, Fence, OwnerError, container_fence
+from smtrain.contract.uris import split_uri
 from smtrain.engine.nxd import whole
 from smtrain.errors import SmtrainError
 from smtrain.text import Say
@@ -99,7 +100,7 @@ class Destination:
         self._closed.set()
 
     def _is_there(self, checkpoint: Path, name: str) -> bool:
-        bucket, _, prefix = f"{self._uri.removeprefix('s3://').rstrip('/')}/{name}/".partition("/")
+        bucket, prefix = split_uri(f"{self._uri.rstrip('/')}/{name}/")
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         held = {item["Key"][len(prefix) :]: item["Size"] for page in pages for item in page.get("Contents", [])}
         record = next(file for file in _RECORDS if (checkpoint / file).exists())

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
+from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError, JobError
 from smtrain.job import graphs
 from smtrain.job.stages import Chain, stages_of

@@ -24,8 +24,9 @@ from botocore.exceptions import ClientError
 
 import smtrain
 from smtrain.aws.local_plane import ensure_running, running, shut_down
-from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
+from smtrain.contract.uris import split_uri
 from smtrain.handle.checkpoints import saved_steps
 from smtrain.handle.listing import list_jobs
 

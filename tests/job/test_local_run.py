@@ -18,10 +18,11 @@ import pytest
 from rich.console import Console
 
 import smtrain
-from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
 from smtrain.checkpoint.summary import verify
 from smtrain.cli.demo_show import show
+from smtrain.contract.uris import split_uri
 from smtrain.handle.listing import list_jobs
 from smtrain.testing.switches import plane as local_plane
 from tests.job.processes import processes_of

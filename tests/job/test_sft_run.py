@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.aws.s3 import list_objects, split_uri
+from smtrain.aws.s3 import list_objects
+from smtrain.contract.uris import split_uri
 from smtrain.demo.inputs import CHAT_TEMPLATE
 from tests.job.test_local_run import exact_records
 

@@ -1,0 +1,9 @@
+"""The two parts of an s3:// URI, for the client, the control plane and the container alike."""
+
+from __future__ import annotations
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Bucket and key (or key prefix) of an s3:// URI: `s3://bucket/some/key` gives `("bucket", "some/key")`."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
