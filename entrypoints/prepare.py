@@ -13,6 +13,7 @@ from smtrain.contract.container import Container
 from smtrain.train.entry import main
 
 if TYPE_CHECKING:
+    from smtrain.data.cluster.together import MeetingPoint
     from smtrain.data.holdout import HoldOut
     from smtrain.data.parts import Parts
 
@@ -42,11 +43,28 @@ def holdout(config: JobConfig, container: Container) -> HoldOut | None:
     return HoldOut(asked.fraction, shares(asked.split) if asked.split else None, path)
 
 
+def machines(container: Container) -> MeetingPoint | None:
+    """Where the hosts of a job of several meet; None where this is the only one."""
+    from launch import MASTER_PORT, address
+
+    from smtrain.data.cluster.together import MeetingPoint
+
+    if len(container.hosts) == 1:
+        return None
+    port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
+    megabytes = os.environ.get("SMTRAIN_SHARE_MB")
+    return MeetingPoint(
+        (address(container.hosts[0]), port),
+        len(container.hosts),
+        round(float(megabytes) * 1e6) if megabytes else None,
+    )
+
+
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.data.cleaning import Cleaning
     from smtrain.data.hub import HUB
-    from smtrain.data.prepare import prepare
-    from smtrain.data.sft import prepare_sft
+    from smtrain.data.prepare import assist, prepare
+    from smtrain.data.sft import assist_sft, prepare_sft
 
     # the first process of a container does not end by a signal that it has no handler for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -60,21 +78,27 @@ def stage(config: JobConfig, container: Container) -> None:
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)
     ]
-    places = (sources, container.model_dir, container.channel("model"))
     common: dict[str, Any] = {
-        "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers, "max_bad": data.max_bad,
-        "parts": parts(container), "holdout": holdout(config, container),
+        "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers,
+        "holdout": holdout(config, container),
     }  # fmt: skip
-    if config.train.objective == "sft":
-        manifest = prepare_sft(*places, overlong=data.overlong, **common)
-    else:
-        manifest = prepare(
-            *places,
-            text_column=data.text_column,
-            separator=data.separator,
-            cleaning=Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
-            **common,
-        )
+    sft = config.train.objective == "sft"
+    common |= (
+        {"overlong": data.overlong}
+        if sft
+        else {
+            "text_column": data.text_column,
+            "separator": data.separator,
+            "cleaning": Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
+        }
+    )
+    together = machines(container)
+    if together and container.host_rank:
+        done = (assist_sft if sft else assist)(sources, container.channel("model"), together, **common)
+        print(f"{done} shares done for {container.hosts[0]}", flush=True)
+        return
+    common |= {"max_bad": data.max_bad, "parts": parts(container), "machines": together}
+    manifest = (prepare_sft if sft else prepare)(sources, container.model_dir, container.channel("model"), **common)
     print(
         f"{manifest.documents} documents, {manifest.tokens} tokens, {manifest.samples} samples, "
         f"by {manifest.tokenized_by}",

@@ -53,6 +53,11 @@ class Data(Section):
     workers: int | None = Field(None, ge=1)
     """Threads that tokenize; default: one per CPU core."""
 
+    machines: int = Field(1, ge=1)
+    """Machines that prepare together, of `compute.cpu_instance_type`; the result is the same for any number."""
+    spot: bool = True
+    """Whether several machines are spot instances; what they have done outlives an interruption."""
+
     @property
     def all_sources(self) -> tuple[TextSource, ...]:
         """`sources`, or `path` as the only one."""

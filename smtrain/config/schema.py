@@ -377,7 +377,8 @@ class JobConfig(Section):
                 kept[section] = full[section]
         if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
-            del kept["data"]["document_mask"]
+            for key in ("document_mask", "machines", "spot"):  # the bytes are the same for any number of machines
+                del kept["data"][key]
         held_out = self.train.validation
         if held_out is None or stage == "compile":  # no graph of a step depends on it
             kept.get("train", {}).pop("validation", None)

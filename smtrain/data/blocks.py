@@ -8,6 +8,7 @@ alone, so what comes out is the same whatever the number of workers.
 from __future__ import annotations
 
 import lzma
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,16 +61,31 @@ class Tokens:
         return self.ids.nbytes
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a file: bytes `start` to `stop`, both multiples of BLOCK_BYTES but for the file's end, or row groups.
+
+    Of bytes it has the documents that end in it, so that the stretches of a file have its blocks, no other ones.
+    """
+
+    start: int
+    stop: int
+
+
 def cut_file(
-    file: SourceFile, text_column: str = "text", separator: str | None = None, wanted: Wanted = "text"
+    file: SourceFile,
+    text_column: str = "text",
+    separator: str | None = None,
+    wanted: Wanted = "text",
+    stretch: Stretch | None = None,
 ) -> Iterator[Block]:
-    """The file in pieces of about BLOCK_BYTES.
+    """The file in pieces of about BLOCK_BYTES, or a `stretch` of it where `can_be_cut`.
 
     Raises DataError where it cannot be read at all, or a table's column is not what is `wanted` of it.
     """
     try:
         if file.kind == "parquet":
-            yield from _parquet_blocks(file, text_column, wanted)
+            yield from _parquet_blocks(file, text_column, wanted, stretch)
         elif file.kind == "arrow":
             yield from _arrow_blocks(file, text_column, wanted)
         elif file.kind == "megatron":
@@ -77,7 +93,7 @@ def cut_file(
         elif file.kind == "text" and separator is None:
             yield from _whole_text(file)
         else:
-            yield from _cut_blocks(file, separator.encode() if separator and file.kind == "text" else b"\n")
+            yield from _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
         kind = {"parquet": "as Parquet ", "arrow": "as Arrow "}.get(file.kind, "")
         if file.compression:
@@ -94,26 +110,59 @@ def _unpacked(file: SourceFile, raw: Any) -> Any:
     return pa.CompressedInputStream(raw, file.compression) if file.compression else raw
 
 
-def _cut_blocks(file: SourceFile, separator: bytes) -> Iterator[Block]:
+def _ends_with(file: SourceFile, separator: str | None) -> bytes:
+    return separator.encode() if separator and file.kind == "text" else b"\n"
+
+
+def can_be_cut(file: SourceFile, separator: str | None = None) -> bool:
+    """Whether bytes of the file can be read without those before them.
+
+    A separator that may overlap with itself (two line feeds) is found by reading from the beginning alone.
+    """
+    if file.compression or file.kind not in ("jsonl", "text") or (file.kind == "text" and separator is None):
+        return False
+    end = _ends_with(file, separator)
+    return not any(end.startswith(end[i:]) for i in range(1, len(end)))
+
+
+def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterator[Block]:
     with file.open() as raw:
         stream = _unpacked(file, raw)
-        rest, told, first = b"", 0, True
+        rest = _before(raw, separator, stretch.start, file) if stretch.start else b""
+        told, first, at_most = stretch.start - len(rest), stretch.start == 0, stretch.stop - stretch.start
         while True:
-            read = stream.read(BLOCK_BYTES)
+            read = stream.read(min(BLOCK_BYTES, at_most))
+            at_most -= len(read)
             data = rest + read if rest else read
             cut = data.rfind(separator) + len(separator) if read else len(data)
             if read and cut < len(separator):  # no end in sight: a longer document than a block
                 if len(data) > LARGEST_DOCUMENT:
                     raise DataError(_too_long(file))
                 rest = data
+                if at_most == 0 and stretch.stop < file.bytes:
+                    return  # it ends in a later stretch
                 continue
             if data:
                 at = raw.tell() - (0 if file.compression else len(data) - cut)
                 yield Block(file, at - told, first, data[:cut])
                 told, first = at, False
             rest = data[cut:]
-            if not read:
+            if not read or (at_most == 0 and stretch.stop < file.bytes):
                 return
+
+
+def _before(raw: Any, separator: bytes, at: int, file: SourceFile) -> bytes:
+    """The beginning of the document that lies across byte `at`; leaves `raw` there."""
+    found, start = b"", at
+    while start and separator not in found:
+        start = max(0, start - BLOCK_BYTES)
+        raw.seek(start)
+        found = raw.read(at - start)
+        if len(found) > LARGEST_DOCUMENT:
+            raise DataError(_too_long(file))
+    raw.seek(at)
+    cut = found.rfind(separator)
+    return found if cut < 0 else found[cut + len(separator) :]
 
 
 def _whole_text(file: SourceFile) -> Iterator[Block]:
@@ -132,7 +181,19 @@ def _too_long(file: SourceFile) -> str:
     )
 
 
-def _parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:
+def row_groups(file: SourceFile) -> list[int]:
+    """Bytes of each row group of a Parquet file. Raises DataError where it is none."""
+    import pyarrow.parquet as pq
+
+    try:
+        with file.open() as raw:
+            about = pq.ParquetFile(raw).metadata
+            return [about.row_group(group).total_byte_size for group in range(about.num_row_groups)]
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{file.path} cannot be read as Parquet ({first_line(error)}); write it again.") from None
+
+
+def _parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None) -> Iterator[Block]:
     import pyarrow.parquet as pq
 
     with file.open() as raw:
@@ -145,9 +206,11 @@ def _parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Itera
         place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
         size = sum(about.row_group(g).column(place).total_uncompressed_size for g in range(about.num_row_groups))
         rows = max(1, min(1 << 16, BLOCK_BYTES * about.num_rows // max(size, 1)))
-        for number, batch in enumerate(table.iter_batches(batch_size=rows, columns=[text_column], use_threads=False)):
-            share = file.bytes * len(batch) // max(about.num_rows, 1)
-            yield Block(file, share, number == 0, batch.column(text_column))
+        groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        first = groups.start == 0
+        for batch in table.iter_batches(rows, list(groups), [text_column], use_threads=False):
+            yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, batch.column(text_column))
+            first = False
 
 
 def _arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:

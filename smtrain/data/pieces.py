@@ -59,9 +59,10 @@ class How:
     parts: Parts | None = None
     holdout: HoldOut | None = None
 
-    def digest(self, files: list[list[SourceFile]]) -> str:
-        """Equal for runs that write the same bytes."""
-        names = [[file.identity(elsewhere=self.parts is not None) for file in part] for part in files]
+    def digest(self, files: list[list[SourceFile]], *, elsewhere: bool = False) -> str:
+        """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
+        anywhere = elsewhere or self.parts is not None
+        names = [[file.identity(elsewhere=anywhere) for file in part] for part in files]
         settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
         held_out = [str(self.holdout)] if self.holdout else []
         return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES, *held_out])
@@ -72,8 +73,8 @@ def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolEx
     waiting: deque[Future[list[TextPiece]]] = deque()
     ahead = (how.workers or cores()) + 2
     try:
-        for task in _tasks(found):
-            waiting.append(pool.submit(_tokenize, task, how, chosen))
+        for task in tasks(found):
+            waiting.append(pool.submit(tokenize, task, how, chosen))
             if len(waiting) >= ahead:
                 yield from waiting.popleft().result()
         while waiting:
@@ -83,7 +84,7 @@ def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolEx
             future.cancel()
 
 
-def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
+def tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
     """Blocks in groups of about BLOCK_BYTES, so that many small files do not make many small tasks."""
     task: list[Block] = []
     size = 0
@@ -102,7 +103,7 @@ def _tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
         yield task
 
 
-def _tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
+def tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
     if isinstance(task[0].payload, blocks.Tokens):
         return [_as_it_is(task[0], task[0].payload, how)]
     read = [reading.read_block(block, how.text_column, how.separator) for block in task]

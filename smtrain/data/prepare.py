@@ -7,21 +7,27 @@ alone. A few blocks per thread are under way at a time, which bounds the memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from smtrain.config.schema import digest
 from smtrain.data import blocks, encoder
 from smtrain.data.cleaning import Cleaning
+from smtrain.data.cluster.dealer import Dealer
+from smtrain.data.cluster.line import Desk
+from smtrain.data.cluster.shares import Share, cut_corpus
+from smtrain.data.cluster.together import MeetingPoint, help_others, put_together
+from smtrain.data.cluster.working import ShareWork
 from smtrain.data.encoder import Encoder, MismatchError, Plain
 from smtrain.data.holdout import HoldOut
 from smtrain.data.journal import Journal
 from smtrain.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.data.parts import Parts
-from smtrain.data.pieces import How, cores, pieces
+from smtrain.data.pieces import How, TextPiece, cores, pieces, tasks, tokenize
 from smtrain.data.progress import DataProgress, console
 from smtrain.data.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sources import Format, SourceFile, find_files
@@ -48,6 +54,7 @@ def prepare(
     parts: Parts | None = None,
     overwrite: bool = True,
     holdout: HoldOut | None = None,
+    machines: MeetingPoint | None = None,
 ) -> DatasetManifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
@@ -55,47 +62,32 @@ def prepare(
     Hugging Face folder. `workers` defaults to every core; `progress` to a bar or lines on stderr, as does `say`, which
     hears what people should know. A run that was killed goes on where it was when it is called again with the same
     input and settings; on another machine from `parts`, where there are any, which knows the input by its files' names
-    and sizes. `holdout` says which documents are written beside the others for validation.
+    and sizes. `holdout` says which documents are written beside the others for validation. With `machines` others may
+    `assist`, and the result is the same.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad lines, fewer tokens than
     one sample of `seq_len` + 1, a `holdout` that leaves nothing on one side, a tokenizer that does not fit the model
     beside it, and, without `overwrite`, for an `output` that holds a dataset.
     """
-    if seq_len < 1:
-        raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
     say = say or to_stderr
-    facts = tokenizer_facts(tokenizer)
-    if append_eod and facts.eos_id is None:
-        raise DataError(
-            f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
-            "name one, or set append_eod to false."
-        )
-    sources = [str(s) for s in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
-    if holdout and holdout.path is not None:
-        sources.append(str(holdout.path))
-    left_out: list[str] = []
-    files = [find_files(source, format, exclude=output, say=left_out.append) for source in sources]
-    for sentence in left_out:
-        say(f"prepare: {sentence}")
-    _refuse_split(files, holdout)
+    asked = _asked(
+        inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, parts, holdout,
+        output, say,
+    )  # fmt: skip
+    files, how, facts = asked.files, asked.how, asked.how.facts
     if not overwrite:
         refuse_others(*files_of(output))
-    how = How(
-        tokenizer,
-        facts,
-        facts.eos_id if append_eod else None,
-        text_column,
-        separator,
-        cleaning or Cleaning(),
-        workers,
-        parts,
-        holdout,
-    )
     with unfinished(output, parts) as journal:
         with ExitStack() as stack:
             report = progress or stack.enter_context(console())
-            tally = _tally(files, how, journal, max_bad, report, say)
-        tally.check(seq_len, sources)
+            desk = None
+            if machines is not None:
+                desk = Desk(machines.address, how.digest(files, elsewhere=True), say)
+                stack.callback(desk.close)
+            tally = _tally(files, how, journal, max_bad, report, say, desk, machines)
+            if desk is not None and machines is not None:
+                desk.finish(machines.count - 1)
+        tally.check(seq_len, asked.sources)
         manifest = DatasetManifest(
             vocab_size=facts.vocab_size,
             model_vocab_size=facts.model_vocab_size,
@@ -118,10 +110,90 @@ def prepare(
             ],
             dropped=tally.dropped,
             tokenized_by=tally.tokenized_by,
-            left_out=left_out,
+            left_out=asked.left_out,
             validation=tally.held_out.row(-(-(tally.held_out.tokens - 1) // seq_len)) if tally.held_out else None,
         )
         return publish(journal, manifest, output)
+
+
+def assist(
+    inputs: Path | str | Sequence[Path | str],
+    tokenizer: Path,
+    machines: MeetingPoint,
+    *,
+    seq_len: int,
+    text_column: str = "text",
+    format: Format = "auto",
+    separator: str | None = None,
+    cleaning: Cleaning | None = None,
+    workers: int | None = None,
+    append_eod: bool = True,
+    holdout: HoldOut | None = None,
+    say: Callable[[str], None] | None = None,
+) -> int:
+    """Do shares of what another machine prepares with the same arguments, until it has all; how many were done here.
+
+    Raises DataError where that machine cannot be reached, is gone, or finds other text or settings here.
+    """
+    say = say or to_stderr
+    asked = _asked(
+        inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, None, holdout,
+        None, lambda _: None,
+    )  # fmt: skip
+    flat = [file for part in asked.files for file in part]
+    fast, why = encoder.choose(tokenizer)
+    used: list[Encoder] = [fast]
+
+    def encode_by(name: str) -> None:
+        if used[0].name != name:
+            used[0] = fast if fast.name == name else Plain(tokenizer)
+        if used[0].name != name:
+            raise DataError(
+                f"this machine tokenizes with {fast.name}{f' ({why})' if why else ''} and the first one with {name}; "
+                "give both the same packages."
+            )
+
+    with ThreadPoolExecutor(workers or cores(), thread_name_prefix="tokenize") as pool:
+        work = _work(flat, asked.how, lambda: used[0], pool)
+        return help_others(machines, asked.how.digest(asked.files, elsewhere=True), work, flat, encode_by, say)
+
+
+@dataclass(frozen=True)
+class _AskedText:
+    """What the arguments come to: the files of each source, and how they become pieces."""
+
+    files: list[list[SourceFile]]
+    how: How
+    sources: list[str]
+    left_out: list[str]
+
+
+def _asked(
+    inputs: Path | str | Sequence[Path | str], tokenizer: Path, seq_len: int, text_column: str, format: Format,
+    separator: str | None, cleaning: Cleaning | None, workers: int | None, append_eod: bool, parts: Parts | None,
+    holdout: HoldOut | None, output: Path | None, say: Callable[[str], None],
+) -> _AskedText:  # fmt: skip
+    if seq_len < 1:
+        raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
+    facts = tokenizer_facts(tokenizer)
+    if append_eod and facts.eos_id is None:
+        raise DataError(
+            f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
+            "name one, or set append_eod to false."
+        )
+    sources = [str(s) for s in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
+    if holdout and holdout.path is not None:
+        sources.append(str(holdout.path))
+    left_out: list[str] = []
+    files = [find_files(source, format, exclude=output, say=left_out.append) for source in sources]
+    for sentence in left_out:
+        say(f"prepare: {sentence}")
+    _refuse_split(files, holdout)
+    eos_id = facts.eos_id if append_eod else None
+    how = How(
+        tokenizer, facts, eos_id, text_column, separator, cleaning or Cleaning(), workers, parts, holdout
+    )  # fmt: skip
+    return _AskedText(files, how, sources, left_out)
 
 
 def _refuse_split(files: list[list[SourceFile]], holdout: HoldOut | None) -> None:
@@ -135,26 +207,28 @@ def _refuse_split(files: list[list[SourceFile]], holdout: HoldOut | None) -> Non
 
 
 def _tally(
-    files: list[list[SourceFile]], how: How, journal: Journal, max_bad: int,
-    report: Callable[[DataProgress], None], say: Callable[[str], None],
+    files: list[list[SourceFile]], how: How, journal: Journal, max_bad: int, report: Callable[[DataProgress], None],
+    say: Callable[[str], None], desk: Desk | None,
+    machines: MeetingPoint | None,
 ) -> TokenTally:  # fmt: skip
     chosen, why = encoder.choose(how.tokenizer)
     if why:
         say(f"prepare: tokenizing with {chosen.name}: {why}")
     try:
-        return _run(files, how, journal, chosen, max_bad, report, say)
+        return _run(files, how, journal, chosen, max_bad, report, say, desk, machines)
     except MismatchError as error:
         say(f"prepare: beginning again with tokenizers: {error}")
         forget(journal, how.parts)
-        return _run(files, how, journal, Plain(how.tokenizer), max_bad, report, say)
+        return _run(files, how, journal, Plain(how.tokenizer), max_bad, report, say, desk, machines)
 
 
 def _run(
     files: list[list[SourceFile]], how: How, journal: Journal, chosen: Encoder, max_bad: int,
-    report: Callable[[DataProgress], None], say: Callable[[str], None],
+    report: Callable[[DataProgress], None], say: Callable[[str], None], desk: Desk | None,
+    machines: MeetingPoint | None,
 ) -> TokenTally:  # fmt: skip
     """All blocks of all sources, from where the journal is."""
-    settings = digest([how.digest(files), chosen.name])
+    settings = digest([how.digest(files), chosen.name, *(["shares", machines.size] if machines else [])])
 
     def empty() -> TokenTally:
         return TokenTally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate, how.holdout)
@@ -164,6 +238,11 @@ def _run(
     marker = Marker(tally, total, settings, journal, how.parts, report, say)
     try:
         with ThreadPoolExecutor(how.workers or cores(), thread_name_prefix="tokenize") as pool:
+            if desk is not None and machines is not None:
+                _run_on_machines(
+                    files, how, journal, chosen, max_bad, marker, settings, say, desk, machines, tally, pool
+                )
+                return tally
             for part in range(tally.part, len(files)):
                 tally.open_part(part)
                 found = (b for f in files[part] for b in blocks.cut_file(f, how.text_column, how.separator))
@@ -174,3 +253,43 @@ def _run(
         tally.close()
         raise
     return tally
+
+
+def _run_on_machines(
+    files: list[list[SourceFile]], how: How, journal: Journal, chosen: Encoder, max_bad: int, marker: Marker,
+    settings: str, say: Callable[[str], None], desk: Desk, machines: MeetingPoint, tally: TokenTally,
+    pool: ThreadPoolExecutor,
+) -> None:  # fmt: skip
+    """All shares from where the tally is, which counts shares of a source in place of its blocks."""
+    flat = [file for part in files for file in part]
+    shares = cut_corpus(files, how.separator, machines.size)
+    firsts = {share.part: share.number for share in reversed(shares)}
+    at = firsts.get(tally.part, 0) + tally.blocks
+    opened = -1
+
+    def before(share: Share) -> None:
+        nonlocal opened
+        if share.part != opened:
+            tally.open_part(share.part)
+            opened = share.part
+
+    def after(share: Share) -> None:
+        tally.blocks = share.number - firsts[share.part] + 1
+        marker.piece_done(tally.documents, tally.tokens)
+
+    put_together(
+        desk, Dealer(shares, at, journal.folder, settings, machines.straggles_s), chosen.name,
+        _work(flat, how, lambda: chosen, pool), TextPiece, flat, before, lambda piece: tally.add(piece, max_bad), after,
+        lambda: marker.stopped(tally.documents, tally.tokens), say,
+    )  # fmt: skip
+
+
+def _work(files: list[SourceFile], how: How, chosen: Callable[[], Encoder], pool: ThreadPoolExecutor) -> ShareWork:
+    def cut(share: Share) -> Iterator[list[blocks.Block]]:
+        return tasks(
+            block
+            for number, stretch in share.spans
+            for block in blocks.cut_file(files[number], how.text_column, how.separator, stretch=stretch)
+        )
+
+    return ShareWork(cut, lambda task: pool.submit(tokenize, task, how, chosen()), (how.workers or cores()) + 2)

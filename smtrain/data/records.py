@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from smtrain.data.blocks import Block, arrow_batches, cut_file
+from smtrain.data.blocks import Block, Stretch, arrow_batches, cut_file
 from smtrain.data.reading import BadLine, parse_line, split_lines
 from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError, first_line
@@ -25,33 +25,37 @@ class Records:
     lines: int = 0
 
 
-def record_blocks(file: SourceFile, columns: tuple[str, ...]) -> Iterator[Block]:
-    """The file in pieces that can be sent to another process, of tables the `columns` that are there.
+def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch | None = None) -> Iterator[Block]:
+    """The file, or a `stretch` of it, in pieces that can be sent to another process, of tables the `columns` there are.
 
     Raises DataError where it cannot be read, or has none of `columns`.
     """
     if file.kind not in ("parquet", "arrow"):
-        yield from cut_file(file)
+        yield from cut_file(file, stretch=stretch)
         return
     try:
         with file.open() as raw:
-            for number, (batch, share) in enumerate(_batches(file, raw, columns)):
+            for number, (batch, share) in enumerate(_batches(file, raw, columns, stretch)):
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(batch)
-                yield Block(file, round(share * file.bytes), number == 0, sink.getvalue().to_pybytes())
+                first = number == 0 and (stretch is None or stretch.start == 0)
+                yield Block(file, round(share * file.bytes), first, sink.getvalue().to_pybytes())
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{file.path} cannot be read as {file.kind} ({first_line(error)}); write it again.") from None
 
 
-def _batches(file: SourceFile, raw: Any, columns: tuple[str, ...]) -> Iterator[tuple[Any, float]]:
+def _batches(
+    file: SourceFile, raw: Any, columns: tuple[str, ...], stretch: Stretch | None
+) -> Iterator[tuple[Any, float]]:
     """Record batches, and the share of the file that each is."""
     if file.kind == "parquet":
         import pyarrow.parquet as pq
 
         table = pq.ParquetFile(raw)
         kept = _kept(file, table.schema_arrow.names, columns)
-        for batch in table.iter_batches(batch_size=_ROWS, columns=kept, use_threads=False):
+        groups = range(table.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        for batch in table.iter_batches(_ROWS, list(groups), kept, use_threads=False):
             yield batch, len(batch) / max(table.metadata.num_rows, 1)
         return
     schema, found, in_order = arrow_batches(raw)

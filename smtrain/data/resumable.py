@@ -132,6 +132,11 @@ class Marker:
         if stop:
             raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; the same command goes on")
 
+    def stopped(self, documents: int, tokens: int) -> None:
+        """To be called while there is no piece. Raises StoppedError where the machine was asked to end."""
+        if self._parts is not None and self._parts.stop.is_set():
+            self.piece_done(documents, tokens)
+
 
 def to_stderr(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)

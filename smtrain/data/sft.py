@@ -7,29 +7,26 @@ depend on the input and the settings alone.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from smtrain.config.schema import digest
-from smtrain.data.blocks import BLOCK_BYTES, Block
-from smtrain.data.chat import COLUMNS, Shape
+from smtrain.data.blocks import BLOCK_BYTES
+from smtrain.data.chat import Shape
+from smtrain.data.cluster.dealer import Dealer
+from smtrain.data.cluster.line import Desk
+from smtrain.data.cluster.shares import Share, cut_corpus
+from smtrain.data.cluster.together import MeetingPoint, help_others, put_together
 from smtrain.data.holdout import HoldOut
 from smtrain.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.data.parts import Parts
-from smtrain.data.pieces import cores
 from smtrain.data.progress import DataProgress, console
-from smtrain.data.records import record_blocks
 from smtrain.data.resumable import Marker, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sample_tally import SampleTally
+from smtrain.data.sample_workers import sample_pieces, share_work
 from smtrain.data.samples import LONG, NO_ANSWER, Maker, SamplePiece
 from smtrain.data.sources import SourceFile, find_files
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
@@ -51,6 +48,7 @@ def prepare_sft(
     parts: Parts | None = None,
     overwrite: bool = True,
     holdout: HoldOut | None = None,
+    machines: MeetingPoint | None = None,
 ) -> DatasetManifest:
     """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
 
@@ -65,32 +63,19 @@ def prepare_sft(
     either side of a `holdout`, a tokenizer that does not fit the model beside it or has no chat template, and, without
     `overwrite`, an `output` that holds a dataset.
     """
-    if seq_len < 1:
-        raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
     say = say or to_stderr
-    facts = tokenizer_facts(tokenizer)
-    shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
-    kind: Any = "auto" if format == shape else format
-    left_out: list[str] = []
-    files = [file for source in inputs for file in find_files(source, kind, exclude=output, say=left_out.append)]
-    others = [] if holdout is None or holdout.path is None else find_files(holdout.path, kind, say=left_out.append)
-    files += others
-    for sentence in left_out:
-        say(f"prepare: {sentence}")
-    if other := next((file for file in files if file.kind in ("text", "megatron")), None):
-        raise DataError(
-            f"{other.name} is {'plain text' if other.kind == 'text' else 'tokens'}, and train.objective: sft learns "
-            "from records (jsonl, parquet, arrow); take it away, or set train.objective: pretrain."
-        )
-    make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None)
+    asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, say)
+    files, facts, make, left_out = asked.files, asked.facts, asked.make, asked.left_out
     say(f"prepare: {make.template.about}")
     if not overwrite:
         refuse_others(*files_of(output))
-    settings = _digest(files, facts, make, parts is not None, others)
+    settings = _digest(asked, parts is not None)
+    if machines is not None:
+        settings = digest([settings, "shares", machines.size])
     with unfinished(output, parts) as journal:
 
         def empty() -> SampleTally:
-            return SampleTally(journal.folder, files, facts.dtype, holdout, len(others))
+            return SampleTally(journal.folder, files, facts.dtype, holdout, asked.others)
 
         tally = gone_on(empty, settings, journal, parts)
         try:
@@ -98,9 +83,19 @@ def prepare_sft(
                 report = progress or stack.enter_context(console())
                 total = sum(file.bytes for file in files)
                 marker = Marker(tally, total, settings, journal, parts, report, say)
-                for piece in _pieces(files, tally.blocks, make, workers):
-                    tally.add(piece, max_bad)
-                    marker.piece_done(tally.samples, tally.tokens)
+                if machines is None:
+                    for piece in sample_pieces(files, tally.blocks, make, workers):
+                        tally.add(piece, max_bad)
+                        marker.piece_done(tally.samples, tally.tokens)
+                else:
+                    desk = Desk(machines.address, _digest(asked, True), say)
+                    stack.callback(desk.close)
+                    dealer = Dealer(
+                        cut_corpus([files], None, machines.size), tally.blocks, journal.folder, settings,
+                        machines.straggles_s,
+                    )  # fmt: skip
+                    _on_machines(desk, dealer, asked, tally, marker, max_bad, workers, say)
+                    desk.finish(machines.count - 1)
         except BaseException:
             tally.close()
             raise
@@ -127,19 +122,90 @@ def prepare_sft(
         return publish(journal, _manifest(tally, facts, seq_len, left_out), output)
 
 
-def _digest(
-    files: list[SourceFile], facts: TokenizerFacts, make: Maker, elsewhere: bool, others: list[SourceFile]
-) -> str:
+def assist_sft(
+    inputs: Sequence[Path | str],
+    tokenizer: Path,
+    machines: MeetingPoint,
+    *,
+    seq_len: int,
+    format: str = "auto",
+    overlong: Literal["truncate", "drop"] = "truncate",
+    workers: int | None = None,
+    holdout: HoldOut | None = None,
+    say: Callable[[str], None] | None = None,
+) -> int:
+    """Do shares of what another machine prepares with the same arguments, until it has all; how many were done here.
+
+    Raises DataError where that machine cannot be reached, is gone, or finds other records or settings here.
+    """
+    asked = _asked(inputs, None, tokenizer, seq_len, format, overlong, holdout, lambda _: None)
+    with share_work(asked.files, asked.make, workers) as work:
+        return help_others(machines, _digest(asked, True), work, asked.files, lambda _: None, say or to_stderr)
+
+
+def _on_machines(
+    desk: Desk, dealer: Dealer, asked: _AskedSamples, tally: SampleTally, marker: Marker, max_bad: int,
+    workers: int | None, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """All shares from where the tally is, which counts them in place of its blocks."""
+
+    def after(share: Share) -> None:
+        tally.blocks = share.number + 1
+        marker.piece_done(tally.samples, tally.tokens)
+
+    with share_work(asked.files, asked.make, workers) as work:
+        put_together(
+            desk, dealer, "tokenizers", work, SamplePiece, asked.files, lambda _: None,
+            lambda piece: tally.add(piece, max_bad), after, lambda: marker.stopped(tally.samples, tally.tokens), say,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _AskedSamples:
+    """What the arguments come to; the last `others` of the files are held out whole."""
+
+    files: list[SourceFile]
+    others: int
+    facts: TokenizerFacts
+    make: Maker
+    left_out: list[str]
+
+
+def _asked(
+    inputs: Sequence[Path | str], output: Path | None, tokenizer: Path, seq_len: int, format: str,
+    overlong: Literal["truncate", "drop"], holdout: HoldOut | None, say: Callable[[str], None],
+) -> _AskedSamples:  # fmt: skip
+    if seq_len < 1:
+        raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
+    facts = tokenizer_facts(tokenizer)
+    shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
+    kind: Any = "auto" if format == shape else format
+    left_out: list[str] = []
+    files = [file for source in inputs for file in find_files(source, kind, exclude=output, say=left_out.append)]
+    others = [] if holdout is None or holdout.path is None else find_files(holdout.path, kind, say=left_out.append)
+    files += others
+    for sentence in left_out:
+        say(f"prepare: {sentence}")
+    if other := next((file for file in files if file.kind in ("text", "megatron")), None):
+        raise DataError(
+            f"{other.name} is {'plain text' if other.kind == 'text' else 'tokens'}, and train.objective: sft learns "
+            "from records (jsonl, parquet, arrow); take it away, or set train.objective: pretrain."
+        )
+    make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None)
+    return _AskedSamples(files, len(others), facts, make, left_out)
+
+
+def _digest(asked: _AskedSamples, elsewhere: bool) -> str:
     """Equal for runs that write the same bytes."""
-    _, *settings, holdout = make.arguments
+    _, *settings, holdout = asked.make.arguments
     return digest(
         [
-            [file.identity(elsewhere=elsewhere) for file in files],
-            facts.sha256,
-            make.template.source,
+            [file.identity(elsewhere=elsewhere) for file in asked.files],
+            asked.facts.sha256,
+            asked.make.template.source,
             settings,
             BLOCK_BYTES,
-            *([str(holdout)] if holdout else [len(others)] if others else []),
+            *([str(holdout)] if holdout else [asked.others] if asked.others else []),
         ]
     )
 
@@ -169,54 +235,3 @@ def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out:
         left_out=left_out,
         validation=tally.held_out.row(tally.held_out.documents) if tally.held_out else None,
     )
-
-
-def _pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None) -> Iterator[SamplePiece]:
-    """The samples of every block but the first `done`, in the order of the text."""
-    found = islice((block for file in files for block in record_blocks(file, COLUMNS)), done, None)
-    count = workers or cores()
-    if count == 1 or sum(file.bytes for file in files) <= BLOCK_BYTES:
-        yield from map(make.piece, found)
-        return
-    # processes, because templates run under Python's lock; spawned, because a forked copy of threads may hang
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=make.arguments)
-    waiting: deque[Future[SamplePiece]] = deque()
-    try:
-        for block in found:
-            waiting.append(pool.submit(_work, block))
-            if len(waiting) >= 2 * count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            f"a process of prepare ended unexpectedly, probably for lack of memory; use fewer than {count} workers."
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_maker: Maker
-
-
-def _start_worker(
-    folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"], holdout: HoldOut | None
-) -> None:
-    global _maker
-    # the processes are the parallelism; threads within each would only compete
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _maker = Maker(folder, seq_len, shape, overlong, holdout)
-
-
-def _end_with_parent() -> None:
-    # a killed parent cannot tell its workers to end, and they would wait for tasks for ever
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(block: Block) -> SamplePiece:
-    return _maker.piece(block)

@@ -10,7 +10,7 @@ from smtrain.config import JobConfig, Stage
 from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
-from smtrain.planner.stages import machine_for, volume_for
+from smtrain.planner.stages import machine_for, machines_of, volume_for
 
 # The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
 METRICS: dict[Stage, tuple[str, ...]] = {
@@ -62,7 +62,7 @@ def create_training_job(
         "OutputDataConfig": {"S3OutputPath": jobs_uri(config), "CompressionType": "NONE"},
         "ResourceConfig": {
             "InstanceType": instance_type,
-            "InstanceCount": compute.instance_count if train else 1,
+            "InstanceCount": machines_of(config, stage),
             "VolumeSizeInGB": volume_for(config, stage, described),
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": compute.max_run},
@@ -87,13 +87,14 @@ def create_training_job(
             request["InfraCheckConfig"] = {"EnableInfraCheck": True}
         if compute.keep_alive:
             request["ResourceConfig"]["KeepAlivePeriodInSeconds"] = compute.keep_alive
-        if compute.spot:
-            request["EnableManagedSpotTraining"] = True
-            request["StoppingCondition"]["MaxWaitTimeInSeconds"] = compute.max_wait or 2 * compute.max_run
-        if config.network.encrypt_inter_container_traffic:
-            request["EnableInterContainerTrafficEncryption"] = True
     if stage == "prepare":
         request["CheckpointConfig"] = {"S3Uri": parts_uri(config, job_name), "LocalPath": CHECKPOINT_PATH}
+    together = stage == "prepare" and config.data.machines > 1
+    if (train and compute.spot) or (together and config.data.spot):
+        request["EnableManagedSpotTraining"] = True
+        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = compute.max_wait or 2 * compute.max_run
+    if (train or together) and config.network.encrypt_inter_container_traffic:
+        request["EnableInterContainerTrafficEncryption"] = True
     if compute.retries and stage in ("prepare", "train"):
         request["RetryStrategy"] = {"MaximumRetryAttempts": compute.retries}
     # Switches that are off are left out, as the SDKs leave them out.
@@ -119,6 +120,8 @@ def _metrics(config: JobConfig, stage: Stage) -> tuple[str, ...]:
     found = METRICS.get(stage, ())
     if stage == "train" and config.train.validation:
         found += ("val_loss", "val_ppl", *(("val_accuracy",) if config.train.objective == "sft" else ()))
+    if stage == "prepare" and config.data.machines > 1:
+        found += ("mb_per_s",)  # of each machine
     if stage == "evaluate":
         found += tuple(name for task in config.evaluate.tasks for name in (task, f"{task}_base"))
     return found

@@ -212,7 +212,7 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
         written = need(config, "generate", described_of(config), prices.assumptions)
         stages = stage_seconds(
             work, prices.assumptions, text_bytes=text_bytes(config), accelerated=machine.accelerated,
-            generated=written.seconds if written else None,
+            generated=written.seconds if written else None, machines=config.data.machines,
         )  # fmt: skip
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
     cpu_types: dict[str, str] = {
@@ -221,6 +221,7 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
     return cost(
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
         stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices,
+        together={"prepare": config.data.machines},
     )  # fmt: skip
 
 

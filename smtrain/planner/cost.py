@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, expm1, inf, sqrt
 from pathlib import Path
@@ -118,9 +119,10 @@ class Cost:
 def cost(
     work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
     stages: dict[str, float], cpu_types: dict[str, str], region: str | None, prices: Prices,
+    together: Mapping[str, int] | None = None,
 ) -> Cost:  # fmt: skip
     """What a run costs. `stages` are the seconds of the other jobs: `compile` on one training instance, the rest on
-    a CPU instance."""
+    a CPU instance, or on as many as `together` says; spot is not reckoned with for those."""
     a = prices.assumptions
     price = prices.find(machine.type, "spot" if spot else "on_demand", region)
     full = prices.find(machine.type, "on_demand", region)
@@ -135,20 +137,22 @@ def cost(
     for stage, seconds in stages.items():
         row = full if stage == "compile" else cpus.get(stage)
         if row is not None:
-            items[stage] = seconds / HOUR * row.dollars_per_hour
+            items[stage] = seconds / HOUR * row.dollars_per_hour * (together or {}).get(stage, 1)
     return Cost(items, used, sum(items.values()), hours)
 
 
 def stage_seconds(
-    work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None
-) -> dict[str, float]:
-    """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's."""
+    work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None,
+    machines: int = 1,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's, which
+    `machines` tokenize together."""
     moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
     out = {"convert": 300 + 2 * moved, "export": 300 + 2 * moved}
     if generated is not None:
         out["generate"] = generated
     if text_bytes is not None:
-        out["prepare"] = 300 + text_bytes / (a["tokenize_mb_per_s"] * 1e6)
+        out["prepare"] = 300 + text_bytes / (a["tokenize_mb_per_s"] * 1e6 * machines)
     if accelerated:
         out["compile"] = a["compile_minutes"] * 60
     return out

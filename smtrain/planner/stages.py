@@ -89,6 +89,11 @@ def machine_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | 
     return fit[0] if fit else list(types)[-1]
 
 
+def machines_of(config: JobConfig, stage: Stage) -> int:
+    """How many machines a stage gets."""
+    return {"train": config.compute.instance_count, "prepare": config.data.machines}.get(stage, 1)
+
+
 def volume_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> int:
     """Disk of a stage's machines in GiB: the config's, or, where it names none, at least what the stage writes."""
     compute = config.compute

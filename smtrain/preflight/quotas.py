@@ -72,6 +72,8 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
             continue
         done.add((type_, count, spot))
         keys = {"train": "compute.instance_count", "compile": "compute.compile_ahead to false"}
+        if stage == "prepare" and count > 1:
+            keys["prepare"] = "data.machines"
         key = keys.get(stage, "compute.cpu_instance_type")
         yield QuotaNeed((SPOT if spot else TRAINING).format(type=type_), count, key)
         if train:

@@ -1,0 +1,108 @@
+"""Blocks of records to samples by worker processes, in the order of the text."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from smtrain.data.blocks import BLOCK_BYTES, Block
+from smtrain.data.chat import COLUMNS, Shape
+from smtrain.data.cluster.shares import Share
+from smtrain.data.cluster.working import ShareWork
+from smtrain.data.holdout import HoldOut
+from smtrain.data.pieces import cores
+from smtrain.data.records import record_blocks
+from smtrain.data.samples import Maker, SamplePiece
+from smtrain.data.sources import SourceFile
+from smtrain.errors import DataError
+
+
+@contextmanager
+def share_work(files: list[SourceFile], make: Maker, workers: int | None) -> Iterator[ShareWork]:
+    """How shares become samples on this machine, by as many processes as it has cores."""
+    count = workers or cores()
+
+    def cut(share: Share) -> Iterator[Block]:
+        return (block for number, s in share.spans for block in record_blocks(files[number], COLUMNS, s))
+
+    pool: Executor
+    if count == 1:
+        pool, piece = ThreadPoolExecutor(1), make.piece
+    else:
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=make.arguments)
+        piece = _work
+    try:
+        yield ShareWork(cut, lambda block: pool.submit(_listed, piece, block), 2 * count)
+    except BrokenProcessPool as error:
+        raise _broken(count) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _listed(piece: Callable[[Block], SamplePiece], block: Block) -> list[SamplePiece]:
+    return [piece(block)]
+
+
+def _broken(count: int) -> DataError:
+    return DataError(
+        f"a process of prepare ended unexpectedly, probably for lack of memory; use fewer than {count} workers."
+    )
+
+
+def sample_pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None) -> Iterator[SamplePiece]:
+    """The samples of every block but the first `done`, in the order of the text."""
+    found = islice((block for file in files for block in record_blocks(file, COLUMNS)), done, None)
+    count = workers or cores()
+    if count == 1 or sum(file.bytes for file in files) <= BLOCK_BYTES:
+        yield from map(make.piece, found)
+        return
+    # processes, because templates run under Python's lock; spawned, because a forked copy of threads may hang
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=make.arguments)
+    waiting: deque[Future[SamplePiece]] = deque()
+    try:
+        for block in found:
+            waiting.append(pool.submit(_work, block))
+            if len(waiting) >= 2 * count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise _broken(count) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_maker: Maker
+
+
+def _start_worker(
+    folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"], holdout: HoldOut | None
+) -> None:
+    global _maker
+    # the processes are the parallelism; threads within each would only compete
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _maker = Maker(folder, seq_len, shape, overlong, holdout)
+
+
+def _end_with_parent() -> None:
+    # a killed parent cannot tell its workers to end, and they would wait for tasks for ever
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(block: Block) -> SamplePiece:
+    return _maker.piece(block)
