@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smtrain.planner.resolve import load_config
     from smtrain.planner.result import Plan
     from smtrain.preflight import Finding, Report, check
+    from smtrain.reporting.api import report
     from smtrain.submission.api import Run, launch, request, run
     from smtrain.submission.estimator import estimator
     from smtrain.talk.api import Chat, chat
@@ -51,6 +52,7 @@ _HOME = {
     "check": "smtrain.preflight",
     "compare": "smtrain.comparison.compare",
     "Comparison": "smtrain.comparison.compare",
+    "report": "smtrain.reporting.api",
     "Finding": "smtrain.preflight",
     "Report": "smtrain.preflight",
 }
@@ -79,6 +81,7 @@ __all__ = [
     "launch",
     "load_config",
     "plan",
+    "report",
     "request",
     "run",
 ]

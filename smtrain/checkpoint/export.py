@@ -7,6 +7,8 @@ from pathlib import Path
 from smtrain.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.checkpoint.hf import write_hf
 from smtrain.checkpoint.merge import Changed, Merged
+from smtrain.checkpoint.model_card import write_card
+from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.peft import write_peft
 from smtrain.checkpoint.places import place
@@ -16,25 +18,33 @@ from smtrain.model.families import ModelShape
 
 def export(
     checkpoint: Path, model_folder: Path, target: Path, *, max_shard_size: int = 5_000_000_000, merge: bool = False,
-    base: str | None = None,
+    base: str | None = None, title: str = "A model trained with smtrain",
 ) -> Changed | None:  # fmt: skip
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or stays as it was.
 
     A checkpoint that holds an adapter becomes peft's folder, which names the model `base`; or, with `merge`, the model
     with the adapter in it, and what that changed is given back. `checkpoint` is anything `open_weights` takes, or one
-    with an adapter; `model_folder` is what training started from and gives config.json, tokenizer and licence. Raises
-    CheckpointError where either cannot be read or they are not of one model.
+    with an adapter; `model_folder` is what training started from and gives config.json, tokenizer and licence. A
+    model card (README.md) under `title` goes along. Raises CheckpointError where either cannot be read or they are not
+    of one model.
     """
     for source in (checkpoint, model_folder):
         refuse_overlap(source, target)
     adapter = native_adapter(place(checkpoint))
+
+    def readme(source: object) -> bytes:
+        manifest = source.manifest if isinstance(source, NativeSource) else None
+        whole = adapter is None or merge
+        return write_card(place(model_folder), base, manifest, title=title, adapter=not whole)
+
     if adapter is not None and not merge:
-        write_peft(adapter, target, base or str(model_folder), model_folder)
+        write_peft(adapter, target, base or str(model_folder), model_folder, readme=readme(adapter))
         return None
     if adapter is None:
-        write_hf(open_weights(checkpoint), target, model_folder, max_shard_size)
+        trained = open_weights(checkpoint)
+        write_hf(trained, target, model_folder, max_shard_size, readme=readme(trained))
         return None
     weights = open_weights(model_folder)
     merged = Merged(weights, open_adapter(checkpoint, ModelShape.from_config(weights.config)))
-    write_hf(merged, target, model_folder, max_shard_size)
+    write_hf(merged, target, model_folder, max_shard_size, readme=readme(adapter))
     return merged.changed()

@@ -20,6 +20,7 @@ from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model import hf_tokenizer
+from smtrain.model.card import README
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import for_everyone, normalise
 from smtrain.model.hf_folder import SOURCE, is_legal, weights_in
@@ -163,12 +164,13 @@ def write_hf(
     companions: Path | str | None = None,
     max_shard_size: int = 5_000_000_000,
     overwrite: bool = True,
+    readme: bytes | None = None,
 ) -> None:
     """Write an ordinary Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
     Names and types are the source's. `companions` is a folder whose config.json, tokenizer, generation config and
-    licence go along. More than `max_shard_size` bytes make shards and an index. Raises CheckpointError where the target
-    is a file, or the companions are of another model.
+    licence go along; `readme` is the model card. More than `max_shard_size` bytes make shards and an index. Raises
+    CheckpointError where the target is a file, or the companions are of another model.
     """
     said = normalise(source.config)
     shape = said.shape
@@ -190,6 +192,8 @@ def write_hf(
         groups.append(_jobs(source, container))
         weight_map |= dict.fromkeys(shard, file)
     extras = {} if beside is None else companions_of(beside)
+    if readme is not None:
+        extras[README] = readme
     if len(shards) > 1:
         total = sum(tensor.size for tensor in tensors.values())
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})

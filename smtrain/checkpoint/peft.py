@@ -16,6 +16,7 @@ from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.writing import Job, Tensor, Write
 from smtrain.errors import CheckpointError
+from smtrain.model.card import README
 from smtrain.model.layout import Layout
 from smtrain.model.lora import Lora
 
@@ -28,11 +29,13 @@ def write_peft(
     base: str | None,
     companions: Path | str | None = None,
     overwrite: bool = True,
+    readme: bytes | None = None,
 ) -> None:
     """Write the adapter of a checkpoint into a folder, which appears whole.
 
-    `base` is the model that it was trained on, as its user names it, and `companions` a folder whose tokenizer and
-    licence go along. Raises `CheckpointError` where the checkpoint is of no adapter or the target cannot be written.
+    `base` is the model that it was trained on, as its user names it, `companions` a folder whose tokenizer and licence
+    go along, `readme` the model card. Raises `CheckpointError` where the checkpoint is of no adapter or the target
+    cannot be written.
     """
     manifest = source.manifest
     lora = manifest.lora
@@ -46,6 +49,8 @@ def write_peft(
     jobs: list[Job] = [(Write(told, (names[told],), (container,)),) for told in ordered]
     extras = {} if companions is None else companions_of(place(companions))
     extras.pop("generation_config.json", None)
+    if readme is not None:
+        extras[README] = readme
     extras[CONFIG] = (json.dumps(peft_config(lora, base), indent=2) + "\n").encode()
     produce(
         source,

@@ -24,6 +24,7 @@ COMMANDS = {
     "list": ("smtrain.cli.list_jobs", "List jobs, newest first."),
     "status": ("smtrain.cli.status", "Show a job: state, progress, checkpoints, failure."),
     "compare": ("smtrain.cli.compare", "Do trainings learn alike? Runs, jobs and other tools' logs, with a verdict."),
+    "report": ("smtrain.cli.report", "Write a run as one HTML page: curves, validation, cost and waste, how to rerun."),
     "logs": ("smtrain.cli.logs", "Print what a job's hosts wrote; --follow goes on until it ends."),
     "stop": ("smtrain.cli.stop", "Ask a job to save and stop."),
     "download": ("smtrain.cli.download", "Copy what a job produced into a folder."),

@@ -64,7 +64,7 @@ def wanted(names: Iterable[str]) -> list[str]:
         name
         for name in top
         if (name.endswith((".json", ".model", ".jinja", ".tiktoken")) and not name.endswith(".index.json"))
-        or name in ("merges.txt", "vocab.txt")
+        or name in ("merges.txt", "vocab.txt", "README.md")
         or is_legal(name)
         or name == f"{'pytorch_model' if form == '.bin' else 'model'}{form}.index.json"
         or (name.endswith(form) and (name in (WEIGHTS[0][0], WEIGHTS[1][0]) or _SHARD.fullmatch(name)))

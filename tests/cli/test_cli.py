@@ -66,6 +66,7 @@ SURFACE = {
     "list": {"--target", "--name", "--limit"},
     "status": {"--target"},
     "compare": {"--by", "--window", "--tolerance", "--tokens-per-step", "--out", "--json", "--target"},
+    "report": {"--out", "--overwrite", "--target"},
     "logs": {
         *("--target", "--follow", "-f", "--host", "--grep", "--since", "--tail", "--resume", "--plain", "--every"),
         *("--lines", "--no-lines"),

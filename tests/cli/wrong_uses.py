@@ -30,6 +30,7 @@ TAKES = {
     "config show": ["run.yaml"],
     "status": ["job"],
     "compare": ["a.jsonl", "b.jsonl"],
+    "report": ["run"],
     "logs": ["job"],
     "stop": ["job"],
     "download": ["job", "to"],
@@ -191,11 +192,14 @@ def of_configs() -> Iterator[Use]:
 
 def of_jobs() -> Iterator[Use]:
     for job in NAMES:
-        for words in (["status", job], ["logs", job], ["stop", job], ["download", job, "to"], ["pool", "release", job]):
+        for words in (["status", job], ["logs", job], ["stop", job], ["download", job, "to"], ["pool", "release", job],
+                      ["report", job]):  # fmt: skip
             yield Use(tuple(words))
     for folder in ("", " ", "run.yaml"):
         yield Use(("download", "no-such-job", folder))
     yield Use(("download", "no-such-job", "to", "--what", "money"))
+    for out in ("", "text"):
+        yield Use(("report", "no-such-run", "--out", out))
 
 
 def of_checkpoints() -> Iterator[Use]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import smtrain
+from smtrain.model.card import front_matter
 from tests.job.hub import COMMIT, Hub
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,7 @@ def repository(trained_inputs: dict[str, Path], tmp_path: Path) -> Path:
     others = ["LICENSE", "NOTICE.txt", "USE_POLICY.md", "chat_template.jinja", "README.md", "training_args.bin"]
     for name in [*others, "onnx/config.json", "tf_model.h5"]:
         (folder / name).write_text(f"{name} of the repository")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\ntags: [old]\n---\n\n# Old\n")
     return folder
 
 
@@ -59,7 +61,10 @@ def test_it_is_fetched_trained_and_exported_with_all_that_belongs_to_it(
         hub.close()
     names = {path.name for path in folder.iterdir()}
     assert names >= {"LICENSE", "NOTICE.txt", "USE_POLICY.md", "chat_template.jinja", "vocab.json", "merges.txt"}
-    assert not names & {"README.md", "training_args.bin", "tf_model.h5", "onnx"}
+    assert not names & {"training_args.bin", "tf_model.h5", "onnx"}
+    about = front_matter((folder / "README.md").read_text())
+    assert about["base_model"] == "org/old"
+    assert about["license"] == "apache-2.0", "the licence of the base model's card goes along"
     source = json.loads((folder / "source.json").read_text())
     assert source == {"endpoint": hub.url, "model": "org/old", "revision": "main", "commit": COMMIT}
     trained = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)

@@ -1,0 +1,31 @@
+"""`smtrain report RUN`: a run on one page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.text import say
+
+app = options.app()
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or of one of its jobs.")],
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE", help="The page to write; default: RUN.html.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is no report.")] = False,
+    target: options.Where = None,
+) -> None:
+    """Write one HTML page on a run: curves, validation, cost and waste, environment, and how to run it again.
+
+    The page needs no network and shows nothing that a job hid.
+    """
+    from smtrain.reporting.api import report as written
+
+    say(written(run, out, target=options.name_of(target), overwrite=overwrite))

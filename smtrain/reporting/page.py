@@ -1,0 +1,270 @@
+"""A run as one HTML page: nothing of it is fetched from anywhere, on light and dark screens and on a phone."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+import yaml
+
+from smtrain import __version__
+from smtrain.config.secrets import hide
+from smtrain.config.units import spell
+from smtrain.evaluation.report import sentences
+from smtrain.facts.sagemaker import ENDED
+from smtrain.follow.failure import NO_FAILURE
+from smtrain.reporting.charts import chart
+from smtrain.reporting.gather import JobAccount, RunAccount
+from smtrain.reporting.waste import portions
+from smtrain.text import clean
+
+GENERATOR = "smtrain report"
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1c1e21;--dim:#5c6370;--paper:#fff;--edge:#d7dae0;--soft:#f4f5f7;
+--line:#1769aa;--dot:#c2541b;--good:#1b6e2d;--bad:#b3261e;--warn:#7a4d00}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--dim:#a2a9b4;--paper:#16181c;--edge:#3a3f47;--soft:#1f2228;
+--line:#6cb6ff;--dot:#ff9d5c;--good:#6fce82;--bad:#ff8a80;--warn:#f0b95b}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.6rem;margin:.2em 0}h2{font-size:1.15rem;margin:2em 0 .5em;border-bottom:1px solid var(--edge)}
+.dim,figcaption{color:var(--dim);font-size:.9rem}.bad{color:var(--bad)}.good{color:var(--good)}.warn{color:var(--warn)}
+.facts{display:flex;flex-wrap:wrap;gap:.2rem 1.6rem;margin:.6em 0}.facts b{font-size:1.1rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem}
+th,td{text-align:left;padding:.3em .7em .3em 0;border-bottom:1px solid var(--edge);vertical-align:top;
+overflow-wrap:normal}
+.pairs{table-layout:fixed}.pairs td{overflow-wrap:anywhere}.pairs td:first-child{width:38%}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1rem}
+figure{margin:0}svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
+svg .grid{stroke:var(--edge);fill:none}svg .axis{stroke:var(--dim);fill:none}
+svg polyline{stroke:var(--line);fill:none;stroke-width:1.6}svg circle{fill:var(--dot)}.dot{color:var(--dot)}
+pre{background:var(--soft);border:1px solid var(--edge);border-radius:4px;padding:.7em;overflow-x:auto;
+font-size:.85rem;white-space:pre-wrap}
+.bar{display:flex;height:.9rem;border-radius:4px;overflow:hidden;margin:.5em 0}.bar span{min-width:1px}
+"""
+
+
+def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
+    """The whole document. `failures` say why jobs of the run failed, one text each."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    title = f"{_text(run.name)}: report"
+    parts = [
+        _head(run, now),
+        *(f"<pre>{_text(why)}</pre>" for why in failures),
+        _section("What ran", _jobs(run)),
+        _section("Curves", _curves(run)),
+        _section("Validation", _validation(run)),
+        _section("Evaluation", _evaluation(run)),
+        _section("What it writes", _texts(run)),
+        _section("Cost", _cost(run)),
+        _section("Environment", _environment(run)),
+        _section("How to reproduce it", _again(run)),
+        f'<p class="dim">Made by smtrain {_text(__version__)} at {now:%Y-%m-%d %H:%M} UTC.</p>',
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta name="generator" content="{GENERATOR}">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n{''.join(filter(None, parts))}\n</body></html>\n"
+    )
+
+
+def _head(run: RunAccount, now: datetime.datetime) -> str:
+    last, records = run.jobs[-1], run.records
+    whole = [job for job in run.jobs if job.status not in ENDED]
+    state = "running" if whole else "done" if last.status == "Completed" else last.status.lower()
+    tone = {"done": "good", "running": "", "stopped": "warn"}.get(state, "bad")
+    losses = [r["loss"] for r in records if "loss" in r]
+    judged = [(r["val_loss"], r["step"]) for r in records if "val_loss" in r]
+    facts = [("state", f'<b class="{tone}">{_text(state)}</b>')]
+    if records:
+        of = f" of {records[-1]['of']:.0f}" if "of" in records[-1] else ""
+        facts.append(("step", f"<b>{records[-1]['step']:.0f}{of}</b>"))
+    if losses:
+        facts.append(("loss", f"<b>{losses[-1]:.4f}</b> (from {losses[0]:.4f})"))
+    if judged:
+        lowest, best = min(judged)
+        facts.append(("lowest validation loss", f"<b>{lowest:.4f}</b> at step {best:.0f}"))
+    facts.append(("cost", f"<b>{_dollars(_total(run.jobs))}</b>{'' if last.cost.billed else ' if on AWS'}"))
+    began = run.jobs[0].created
+    where = "this machine" if run.target.name == "local" else f"AWS, {run.target.region_name()}"
+    return (
+        f'<h1>{_text(run.name)}</h1><div class="dim">on {_text(where)}, begun {began:%Y-%m-%d %H:%M} UTC</div>'
+        f'<div class="facts">{"".join(f"<span>{name} {value}</span>" for name, value in facts)}</div>'
+    )
+
+
+def _jobs(run: RunAccount) -> str:
+    rows = []
+    for job in run.jobs:
+        tone = "good" if job.status == "Completed" else "bad" if job.status == "Failed" else ""
+        rows.append([
+            _text(job.stage), _text(job.name), f'<span class="{tone}">{_text(job.status)}</span>',
+            _text(job.cost.machines), _n(f"{job.created:%m-%d %H:%M}"), _n(spell(job.seconds)),
+            _n(_dollars(job.cost.dollars)),
+        ])  # fmt: skip
+    return _table(["stage", "job", "status", "machines", "> begun (UTC)", "> took", "> cost"], rows)
+
+
+def _curves(run: RunAccount) -> str:
+    records = run.records
+
+    def of(key: str) -> list[tuple[float, float]]:
+        return [(r["step"], r[key]) for r in records if key in r]
+
+    drawn = [
+        chart("loss, nats per token", of("loss"), of("val_loss"), dots_are="on held-out text"),
+        chart("gradient norm", of("grad_norm"), log=True),
+        chart("learning rate", of("lr")),
+        chart("tokens per second", of("tokens_per_s")),
+    ]
+    return f'<div class="charts">{"".join(drawn)}</div>' if any(drawn) else ""
+
+
+def _validation(run: RunAccount) -> str:
+    judged = [r for r in run.records if "val_loss" in r]
+    if not judged:
+        return ""
+    best = min(judged, key=lambda r: r["val_loss"])
+    shown = judged if len(judged) <= 12 else [judged[i * (len(judged) - 1) // 11] for i in range(12)]
+    rows = [
+        [_n(f"{r['step']:.0f}"), _n(f"{r['val_loss']:.4f}"), _n(f"{r['val_ppl']:,.2f}" if "val_ppl" in r else ""),
+         _n(f"{r['val_accuracy']:.1%}" if "val_accuracy" in r else "")]
+        for r in shown
+    ]  # fmt: skip
+    lead = f"<p>Lowest loss on held-out text: <b>{best['val_loss']:.4f}</b> at step {best['step']:.0f}.</p>"
+    return lead + _table(["> step", "> loss", "> perplexity", "> accuracy"], rows)
+
+
+def _evaluation(run: RunAccount) -> str:
+    told = run.evaluation
+    if not told:
+        return ""
+    rows = []
+    for row in told["results"]:
+        after, before = row["after"], row.get("before") or {}
+        rows.append([
+            _text(row["task"]), _text(row["metric"]), _n(f"{row['n']:,}"), _n(_measure(before)), _n(_measure(after)),
+            _text(row.get("verdict", "")),
+        ])  # fmt: skip
+    said = "".join(f"<p>{_text(sentence)}.</p>" for sentence in sentences(told))
+    return said + _table(["task", "metric", "> questions", "> before", "> after", ""], rows)
+
+
+def _texts(run: RunAccount) -> str:
+    return "".join(
+        f"<p><b>{_text(text.get('prompt', ''))}</b></p><pre>{_text(text.get('completion', ''))}</pre>"
+        for text in run.texts[:8]
+    )
+
+
+def _cost(run: RunAccount) -> str:
+    found = portions(run.jobs)
+    total = sum(p.seconds for p in found)
+    if not total:
+        return "<p>Nothing was billed.</p>"
+    known = [p for p in found if p.dollars is not None]
+    spent, lost = sum(p.dollars or 0.0 for p in known), sum(p.dollars or 0.0 for p in known if p.wasted)
+    rows = [
+        [_text(p.stage), f'<span class="{"warn" if p.wasted else ""}">{_text(p.what)}</span>', _n(spell(p.seconds)),
+         _n(_dollars(p.dollars)), _n(f"{(p.dollars or 0) / spent:.1%}" if spent else "")]
+        for p in found
+    ]  # fmt: skip
+    waiting = sum(
+        (c["EndTime"] - c["StartTime"]).total_seconds()
+        for job in run.jobs
+        for c in job.told.get("SecondaryStatusTransitions", [])
+        if c["Status"] in ("Starting", "Pending", "LaunchingMLInstances") and c.get("EndTime")
+    )
+    lead = f"<p>{_dollars(spent)}, of which {_dollars(lost)} ({lost / spent:.1%}) paid for no step" if spent else "<p>"
+    lead += f"{'; ' if spent else ''}{spell(waiting)} of waiting for machines were not billed.</p>"
+    bar = "".join(
+        f'<span style="flex:{100 * (p.dollars or 0) / (spent or 1):.3f};'
+        f'background:var(--{"dot" if p.wasted else "line"})" title="{_text(p.stage)}: {_text(p.what)}"></span>'
+        for p in known
+    )
+    prices = sorted({str(price) for job in run.jobs for price in job.cost.prices})
+    billed = "" if run.jobs[-1].cost.billed else " This machine bills nothing: it is what the same time costs on AWS."
+    return (
+        f'{lead}<div class="bar" role="img" aria-label="useful and wasted shares">{bar}</div>'
+        + _table(["stage", "what for", "> time", "> dollars", "> share"], rows)
+        + f'<p class="dim">{_text("; ".join(prices))}.{billed}</p>'
+    )
+
+
+def _environment(run: RunAccount) -> str:
+    job = run.last("train") or run.jobs[-1]
+    told = job.told
+    rows = [["image", _text(told["AlgorithmSpecification"]["TrainingImage"])], ["machines", _text(job.cost.machines)]]
+    shown = {key: told.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}
+    if any(shown.values()):
+        rows.append(["mesh", _text(", ".join(f"{key} {value}" for key, value in shown.items() if value))])
+    variables = {k: v for k, v in told.get("Environment", {}).items() if not k.startswith("SMTRAIN_")}
+    rows += [[_text(key), _text(value)] for key, value in sorted(variables.items())]
+    for channel in told.get("InputDataConfig", []):
+        uri = channel["DataSource"].get("S3DataSource", {}).get("S3Uri", "a file system")
+        rows.append([f"input {_text(channel['ChannelName'])}", _text(uri)])
+    return _table(["", ""], rows)
+
+
+def _again(run: RunAccount) -> str:
+    aws = run.target.name == "aws"
+    role = " Set compute.role to a role of your account." if aws else ""
+    return (
+        f"<p>Save this as run.yaml.{role} The same command finds the stages that are done, as long as their jobs are "
+        "known; give the run another name to do it all anew.</p>"
+        f"<pre>{_text(config_text(run))}</pre>"
+        f"<pre>pip install smtrain=={_text(__version__)}\nsmtrain check run.yaml\nsmtrain run run.yaml</pre>"
+    )
+
+
+def config_text(run: RunAccount) -> str:
+    """The run's config as YAML, put together from what its jobs were told."""
+    return yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _total(jobs: Iterable[JobAccount]) -> float | None:
+    known = [job.cost.dollars for job in jobs]
+    return None if None in known else sum(dollars or 0.0 for dollars in known)
+
+
+def failed(run: RunAccount) -> list[JobAccount]:
+    """Jobs whose failure is worth a word: the last attempt of a stage, where it has not ended well."""
+    last = {job.stage: job for job in run.jobs}
+    return [job for job in last.values() if job.status in ENDED and job.status not in NO_FAILURE]
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>\n" if body else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(f'<th class="n">{h[2:]}</th>' if h.startswith("> ") else f"<th>{h}</th>" for h in head)
+    body = "".join(
+        "<tr>" + "".join(c if c.startswith("<td") else f"<td>{c}</td>" for c in row) + "</tr>" for row in rows
+    )
+    top = f"<thead><tr>{cells}</tr></thead>" if any(head) else ""
+    kind = "" if any(head) else ' class="pairs"'
+    return f'<div class="wide"><table{kind}>{top}<tbody>{body}</tbody></table></div>'
+
+
+def _n(text: str) -> str:
+    return f'<td class="n">{_text(text)}</td>'
+
+
+def _measure(told: dict[str, Any]) -> str:
+    if not told:
+        return ""
+    return f"{told['value']:.4f}" + (f" ± {told['stderr']:.4f}" if told.get("stderr") is not None else "")
+
+
+def _dollars(value: float | None) -> str:
+    return "price unknown" if value is None else f"${value:,.2f}" if value >= 0.005 or not value else f"${value:.4f}"
+
+
+def _text(text: object) -> str:
+    return escape(hide(clean(str(text))))

@@ -1,0 +1,145 @@
+"""A run's page: what it says is what the run did, nothing of it is fetched, and its config runs the run again."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import smtrain
+from smtrain.aws.target import Target
+from smtrain.errors import ConfigError, JobError
+from smtrain.job.stages import Chain
+from smtrain.model.card import front_matter
+from smtrain.reporting.charts import chart
+from smtrain.reporting.gather import gather
+from smtrain.reporting.page import config_text, page
+
+
+@pytest.fixture(scope="module")
+def run(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> smtrain.Run:
+    """One process, eight steps, some text held out, all stages; the base model's card says a licence."""
+    model = tmp_path_factory.mktemp("base")
+    for file in trained_inputs["model"].iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    (model / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: [en]\nwidget: x\n---\n# Base\n")
+    raw: dict[str, Any] = {
+        "name": "reported", "model": {"path": model}, "data": {"path": trained_inputs["text"]},
+        "train": {"steps": 8, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3,
+                  "validation": {"fraction": 0.1, "interval": 4, "batches": 2}},
+        "compute": {"processes_per_instance": 1}, "generate": {"prompts": ["the <b>red"], "max_new_tokens": 4},
+    }  # fmt: skip
+    return smtrain.run(raw, say=lambda _: None)
+
+
+class Fetches(HTMLParser):
+    """Whatever a browser would ask somebody for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "iframe", "link", "object", "embed", "base", "form"):
+            self.found.append(tag)
+        self.found += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "action")]
+        self.found += [f"{tag} {key}" for key, _ in attrs if key.startswith("on")]
+
+
+@pytest.mark.slow
+def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tmp_path: Path) -> None:
+    file = smtrain.report("reported", tmp_path / "page.html")
+    text = file.read_text("utf-8")
+    fetches = Fetches()
+    fetches.feed(text)
+    assert fetches.found == []
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", text)
+    assert "default-src 'none'" in text
+    for result in run.results:
+        assert result.job.name in text
+    assert f"{run.loss[-1]:.4f}" in text
+    judged = [record["val_loss"] for record in run.records if "val_loss" in record]
+    assert f"{min(judged):.4f}" in text
+    assert "the &lt;b&gt;red" in text, "what a model wrote is text"
+    assert smtrain.report(run.job("export").name, file) == file, "a report is replaced by the next one"
+
+
+@pytest.mark.slow
+def test_its_config_is_that_of_the_run(run: smtrain.Run, tmp_path: Path) -> None:
+    told = gather("reported", "local")
+    (tmp_path / "again.yaml").write_text(config_text(told))
+    chain = Chain(smtrain.load_config(tmp_path / "again.yaml"), Target("local"))
+    for result in run.results:
+        assert chain.base_name(result.stage) == result.job.name
+
+
+@pytest.mark.slow
+def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(run: smtrain.Run, tmp_path: Path) -> None:
+    card = (run.download(tmp_path / "model") / "README.md").read_text("utf-8")
+    about = front_matter(card)
+    assert about["license"] == "apache-2.0"
+    assert about["language"] == ["en"]
+    assert about["library_name"] == "transformers"
+    assert "widget" not in about
+    assert "# reported" in card
+    assert "| steps | 8 |" in card
+    assert "s3://" not in card, "where we keep things is nobody's business"
+
+
+@pytest.mark.slow
+def test_a_file_that_is_no_report_is_left_alone(run: smtrain.Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.html").write_text("mine")
+    with pytest.raises(ConfigError, match="no report"):
+        smtrain.report("reported", tmp_path / "notes.html")
+    assert (tmp_path / "notes.html").read_text() == "mine"
+    smtrain.report("reported", tmp_path / "notes.html", overwrite=True)
+    assert "reported" in (tmp_path / "notes.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_says_why(run: smtrain.Run) -> None:
+    text = page(gather("reported", "local"), ["algo-1: the reason <is> this"])
+    assert "algo-1: the reason &lt;is&gt; this" in text
+
+
+def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
+    for name in ("no-such-run", "", "a-train-1a2b3c4d"):
+        with pytest.raises(JobError, match="no run of this name"):
+            smtrain.report(name, target="local")
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_chart_takes_whatever_numbers_there_are(log: bool) -> None:
+    assert chart("x", []) == ""
+    assert chart("x", [(1, 2.0)]) == ""
+    assert chart("x", [(1, float("nan")), (2, float("inf"))]) == ""
+    for points in ([(1, 3.0), (2, 3.0)], [(1, 0.0), (2, 0.0)], [(1, -1e-9), (2, 1e12)], [(5, 1e-30), (5, 2e-30)]):
+        drawn = chart("a <b>", points, [(2, 4.0)], dots_are="held out", log=log)
+        assert "nan" not in drawn
+        assert "a &lt;b&gt;" in drawn
+        assert len(re.findall("<text", drawn)) < 16
+    many = chart("x", [(i, float(i % 7 + 1)) for i in range(10_000)], log=log)
+    assert len(many) < 20_000
+
+
+def test_the_card_of_a_base_carries_terms_only() -> None:
+    from smtrain.model.card import card, hub_name, metadata
+
+    readme = "---\nlicense: llama3.1\nlicense_link: LICENSE\ntags: [a]\nmodel-index: [{name: x}]\n---\ntext"
+    about = metadata("org/base", readme, adapter=True)
+    assert about == {
+        "license": "llama3.1", "license_link": "LICENSE", "base_model": "org/base", "base_model_relation": "adapter",
+        "library_name": "peft", "pipeline_tag": "text-generation", "tags": ["smtrain", "lora"],
+    }  # fmt: skip
+    assert front_matter(card("t", about, ["x"])) == about
+    assert metadata(None, "", adapter=False, legal=["NOTICE", "LICENSE.txt"])["license_link"] == "LICENSE.txt"
+    for broken in ("", "---\n- 1\n---\n", "---\na: [\n---\n", "---\nno end", "\0"):
+        assert front_matter(broken) == {}
+    assert hub_name("hf://a/b@main") == "a/b"
+    assert [hub_name(path) for path in ("s3://a/b", "/a/b", "./a", "model", None, "demo://x")] == [None] * 6
+    assert yaml.safe_load(json.dumps(about)) == about
