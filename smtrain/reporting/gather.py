@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,9 @@ from smtrain.follow.reading import pages
 from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from smtrain.handle.results import stage_of
+
+
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,9 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     job, place = place_of(name, target)
     ours = stage_of(job)
     run = ours[0] if ours else job
-    rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if _belongs(row, run)] if run else []
+    if not _NAME.fullmatch(run):
+        raise JobError(f"{name!r} cannot be the name of a run; `smtrain list` shows the jobs there are")
+    rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if _belongs(row, run)]
     if not rows:
         where = "here" if place.name == "local" else "on AWS"
         raise JobError(f"{name!r}: there is no run of this name {where}; `smtrain list` shows the jobs there are")

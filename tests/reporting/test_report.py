@@ -108,8 +108,9 @@ def test_a_run_that_failed_says_why(run: smtrain.Run) -> None:
 
 
 def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
-    for name in ("no-such-run", "", "a-train-1a2b3c4d"):
-        with pytest.raises(JobError, match="no run of this name"):
+    for name, told in (("no-such-run", "no run of this name"), ("a-train-1a2b3c4d", "no run of this name"),
+                       ("", "cannot be the name"), ("a\nb", "cannot be the name")):  # fmt: skip
+        with pytest.raises(JobError, match=told):
             smtrain.report(name, target="local")
 
 
