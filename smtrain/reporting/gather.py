@@ -21,7 +21,6 @@ from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from smtrain.handle.results import stage_of
 
-
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
 
 
