@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.aws.attach import place_of
-from smtrain.aws.s3 import split_uri
 from smtrain.aws.target import Target, TargetName
 from smtrain.config import STAGES
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_record, step_records
+from smtrain.contract.uris import split_uri
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.money import Spent, cost_of
