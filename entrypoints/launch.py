@@ -101,7 +101,8 @@ def command(stage: str, ml: Path) -> list[str]:
     hosts, current = resources["hosts"], resources["current_host"]
     processes = config["compute"]["processes_per_instance"]
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
     first = address(hosts[0])
     return [
         sys.executable, *torchrun(first, (config.get("train") or {}).get("engine", "native")),

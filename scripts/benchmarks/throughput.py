@@ -32,6 +32,7 @@ from smtrain.planner.calibration import (  # noqa: E402
     nearest,
     predicted,
     published,
+    published_on_gpus,
     residual,
 )
 from smtrain.planner.throughput import Coefficients  # noqa: E402
@@ -41,14 +42,17 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--chip", choices=sorted(table("throughput_gpu")["chips"]), help="runs on these GPUs instead")
     parser.add_argument("--rows", type=Path, help="CSV of further runs")
     parser.add_argument("--docs", action="store_true", help="write the table and the picture")
     parser.add_argument("--write", action="store_true", help="refit facts/throughput.toml")
     options = parser.parse_args()
     if options.write:
         refit(ROOT / "smtrain/facts/throughput.toml")
+        refit_gpus(ROOT / "smtrain/facts/throughput_gpu.toml")
         return
-    left = from_csv(options.rows) if options.rows else leave_one_out()
+    runs = published_on_gpus(options.chip) if options.chip else published()
+    left = from_csv(options.rows) if options.rows else leave_one_out(runs)
     if not left:
         sys.exit("no run to predict")
     if options.docs:
@@ -64,7 +68,7 @@ def main() -> None:
         "inside": round(sum(one.inside for one in left) / len(left), 4),
     }
     if not options.rows:
-        apart = leave_one_out(by="model")
+        apart = leave_one_out(runs, by="model")
         result["median_error_leaving_out_its_model"] = round(median(abs(one.error) for one in apart), 4)
     if options.json:
         print(json.dumps(result))
@@ -153,6 +157,18 @@ def refit(file: Path) -> None:
     text = file.read_text("utf-8")
     for name, value in values.items():
         text = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value:.4g}", text)
+    file.write_text(text, "utf-8")
+
+
+def refit_gpus(file: Path) -> None:
+    """The same for each chip of GPUs."""
+    text = file.read_text("utf-8")
+    for chip in table("throughput_gpu")["chips"]:
+        runs = published_on_gpus(chip)
+        k = fit(runs)
+        values = {f.name: getattr(k, f.name) for f in fields(k)} | {"residual": residual(runs, k)}
+        for name, value in values.items():
+            text = re.sub(rf"(\[chips\.{chip}\][^\[]*?\n{name} = )[^\n]*", rf"\g<1>{value:.4g}", text)
     file.write_text(text, "utf-8")
 
 

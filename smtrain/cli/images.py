@@ -1,4 +1,4 @@
-"""`smtrain images`: the Neuron training images that are known, and which one a region's jobs get."""
+"""`smtrain images`: the training images that are known, and which one a region's jobs get."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.facts import table
-from smtrain.facts.images import image_rows, image_uri
+from smtrain.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri
 from smtrain.text import say
 
 app = options.app()
@@ -35,7 +35,8 @@ def images(
     uri = image_uri(region, engine.value) if known else None
     if as_json:
         needs = {name: row["needs"] for name, row in facts["engines"].items()}
-        say(json.dumps({"date": facts["date"], "uri": uri, "needs": needs, "images": rows}, indent=2))
+        told = {"date": facts["date"], "uri": uri, "needs": needs, "images": rows}
+        say(json.dumps({**told, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2))
         return
     say(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
     for row in rows:
@@ -45,5 +46,11 @@ def images(
     say()
     for name, row in facts["engines"].items():
         say(f"{name} needs {row['needs']}")
-    told = uri or "no image is known; set compute.image"
-    say(f"\n{region}, engine {engine.value}: {told}\n(known {facts['date']}; compute.image, a whole URI, always wins)")
+    say(f"\n{'IMAGE FOR GPUS':94} {'CUDA':5} PATCHED UNTIL")
+    for row in gpu_rows():
+        say(f"{row['repository'] + ':' + row['tag']:94} {row['cuda']:5} {row['patched_until']}")
+        say(f"    {row['note']}")
+    told_uri = uri or "no image is known; set compute.image"
+    say(f"\n{region}, engine {engine.value} on Neuron cores: {told_uri}")
+    say(f"{region}, engine native on GPUs: {gpu_image_uri(region)}")
+    say(f"(known {facts['date']}; compute.image, a whole URI, always wins)")

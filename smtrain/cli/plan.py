@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from enum import Enum
+from math import inf
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
+from smtrain.extras import missing
 from smtrain.text import say
+
+if TYPE_CHECKING:
+    from smtrain.planner.beside import Sides
+    from smtrain.planner.result import Plan
 
 app = options.app()
 
@@ -26,7 +32,10 @@ class Rank(str, Enum):
 
 @app.command()
 def plan(
-    config: options.Config,
+    configs: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="CONFIG...", help="YAML file; several are set side by side.", show_default=False),
+    ] = None,
     set_: options.Set = None,
     model: Annotated[
         Optional[str],  # noqa: UP045
@@ -34,7 +43,9 @@ def plan(
     ] = None,
     machines: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="TYPE:COUNT", help="Choose among these, e.g. ml.trn1.32xlarge:4; repeatable."),
+        typer.Option(
+            metavar="TYPE:COUNT", help="Choose among these, e.g. ml.trn1.32xlarge:4 or box:2; repeatable."
+        ),
     ] = None,
     budget: Annotated[Optional[float], typer.Option(help="Dollars.", show_default=False)] = None,  # noqa: UP045
     deadline: Annotated[Optional[float], typer.Option(help="Hours.", show_default=False)] = None,  # noqa: UP045
@@ -44,25 +55,107 @@ def plan(
         Optional[Path],  # noqa: UP045
         typer.Option(help="TOML file whose rows override the shipped prices.", show_default=False),
     ] = None,
+    machine_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="YAML file that describes machines of your own.", show_default=False),
+    ] = None,
+    measured: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="RUN", help="Correct by a run of this config: a job, its metrics.jsonl, or tokens/s.",
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Side by side: compare at so many tokens, e.g. 300e9.", show_default=False),
+    ] = None,
+    probe: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Measure this machine; print its entry for machines.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Say whether it fits, how fast it is, how long it takes and what it costs; exit status 1 if it does not fit."""
     from smtrain.planner.api import plan as make
 
+    if probe is not None:
+        if configs:
+            raise ConfigError(["--probe measures this machine and takes no config; leave one of the two out"])
+        say(_probed(probe, as_json))
+        return
+    if not configs:
+        raise ConfigError(
+            ["missing argument CONFIG; name the YAML file of a run, or give --probe NAME to measure this machine"]
+        )
     if model is not None and not model.strip():
         raise ConfigError(["--model is an empty name; name a known model, or a folder with its config.json"])
+    if tokens is not None and not 0 < tokens < inf:
+        raise ConfigError([f"--tokens: got {tokens}; a number above 0 is needed"])
+    if measured is not None and len(configs) > 1:
+        raise ConfigError([f"--measured is a run of one config, and {len(configs)} are given; plan them one by one"])
+    if tokens is not None and len(configs) == 1:
+        raise ConfigError(["--tokens compares several configs, and one is given; name another, or leave it out"])
     typed({"budget": "--budget", "deadline_hours": "--deadline", **({"model.path": "--model"} if model else {})})
-    made = make(
-        config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value, budget=budget,
-        deadline_hours=deadline, best=best, prices=prices, set_=set_ or (),
-    )  # fmt: skip
-    say(json.dumps(made.to_dict(), indent=2) if as_json else made)
-    if not made.fits:
+    rate = _rate(measured) if measured is not None else None
+    made = [
+        make(
+            config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value,
+            budget=budget, deadline_hours=deadline, best=best, prices=prices, machine_file=machine_file, measured=rate,
+            set_=set_ or (),
+        )
+        for config in configs
+    ]  # fmt: skip
+    shown = made[0] if len(made) == 1 else _beside(configs, made, tokens, set_ or [])
+    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown)
+    if not all(one.fits for one in made):
         raise typer.Exit(1)
+
+
+def _beside(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
+    """The plans by their files' names; without --tokens, to those of the first config's run."""
+    from smtrain.planner.beside import beside
+    from smtrain.planner.resolve import load_config
+
+    train = load_config(configs[0], set_=set_, target="aws").train if tokens is None else None
+    planned = train.steps * train.global_batch_size * train.seq_len if train else None
+    names = [Path(config).stem for config in configs]
+    names = names if len(set(names)) == len(names) else configs
+    return beside(list(zip(names, made, strict=True)), tokens, planned)
+
+
+def _probed(name: str, as_json: bool) -> str:
+    """The entry of this machine, as YAML for `machines`, or as JSON."""
+    import yaml
+
+    from smtrain.planner.own import checked, named
+
+    checked(name)
+    try:
+        from smtrain.train.probe import measure
+    except ImportError:
+        raise ConfigError([f"--probe: {missing('torch')}"]) from None
+    say("measuring this machine: matrix multiplication and all-reduce, some seconds", error=True)
+    entry = named(name, measure())
+    plain = {name: entry.model_dump(exclude_none=True)}
+    return json.dumps(plain, indent=2) if as_json else yaml.safe_dump({"machines": plain}, sort_keys=False).rstrip()
+
+
+def _rate(run: str) -> float:
+    """Tokens a second of a run: itself a number, or read from a job or a file of metrics."""
+    try:
+        return float(run)
+    except ValueError:
+        from smtrain.comparison.sources import read
+
+    rate = read(run).tokens_per_s()
+    if rate is None:
+        raise ConfigError([f"--measured {run}: nothing in it tells tokens a second; give the number itself"])
+    return rate
 
 
 def _machine(text: str) -> tuple[str, int]:
     type_, _, count = text.rpartition(":")
-    if not type_ or not count.isdecimal() or int(count) < 1:
+    if not type_ or not count.isdecimal() or not 1 <= int(count) <= 10_000:
         raise ConfigError([f"--machines {text}: must look like ml.trn1.32xlarge:4"])
     return type_, int(count)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -28,6 +28,7 @@ _PATTERNS = {
     "region": "give the name of an AWS region, such as us-west-2",
     "s3_uri": "give an s3://bucket/prefix URI",
     "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
+    "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
 _LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
@@ -183,7 +184,7 @@ def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str
             return JobConfig.model_validate(raw), removed, faults
         except ValidationError as error:
             for detail in error.errors():
-                loc = [part for part in detail["loc"] if isinstance(part, str)]
+                loc = [part for part in detail["loc"] if isinstance(part, str) and part != "[key]"]
                 key = ".".join(loc) or "config"
                 if key not in removed:
                     faults.append(_sentence(key, detail))
@@ -217,7 +218,8 @@ def _sentence(key: str, detail: Any) -> str:
         return f"{key}: unknown key; " + (f"did you mean {known}?" if known else f"known: {', '.join(_siblings(key))}")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key}: got {given!r}; it is a section with keys of its own"
-    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(key.rpartition(".")[2])):
+    last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
+    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
         return f"{key}: got {given!r}; {words}"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key}: got {given!r}; {message[0].lower()}{message[1:]}"
@@ -230,9 +232,13 @@ def _default(key: str) -> Any:
 
 def _siblings(key: str) -> list[str]:
     model: Any = JobConfig
-    for part in key.split(".")[:-1]:
+    parts = iter(key.split(".")[:-1])
+    for part in parts:
         field = model.model_fields.get(part)
         model = section_in(field.annotation) if field else None
+        if model is None and field and get_origin(field.annotation) is dict:  # sections by names of one's own
+            model = section_in(get_args(field.annotation)[1])
+            next(parts, None)
         if model is None:
             return []
     return list(model.model_fields)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from smtrain.config.data import Data
+from smtrain.config.machine import MachineEntry, MachineName
 from smtrain.config.section import Section
 from smtrain.config.units import Seconds
 from smtrain.config.validation import Validation
@@ -108,7 +109,7 @@ class Train(Section):
 
     engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_chosen)
     """What does the parallel work: torch alone, or neuronx-distributed (docs/nxd.md); default: what the machines run,
-    nxd on ml.trn1 and native on ml.trn2, on CPUs and on this machine."""
+    nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine."""
     objective: Literal["pretrain", "sft"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
     adapter: AdapterSection | None = None
@@ -161,7 +162,7 @@ class Compute(Section):
     instance_count: int = Field(1, ge=1, le=10_000)
     """Number of instances of the train stage."""
     processes_per_instance: int | None = Field(None, ge=1, le=1024)
-    """Training processes per host; default: the instance's Neuron cores, else 1."""
+    """Training processes per host; default: the instance's Neuron cores or GPUs, else 1."""
     cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
     """Instance type of the stages that need no accelerator: prepare, convert, export, generate. Default: ml.m5.4xlarge,
     or for a stage that its 64 GiB do not hold the smallest type that does."""
@@ -198,7 +199,7 @@ class Compute(Section):
     price_limit: float | None = Field(None, ge=0)
     """Dollars: a run on AWS whose plan costs more asks before it starts; default: it never asks."""
     image: str | None = None
-    """Container image URI; default: the newest Neuron training image of the region."""
+    """Container image URI; default: the newest training image of the region for these machines (`smtrain images`)."""
     role: str | None = None
     """Execution role: its ARN or its name; needed with target aws, but in SageMaker Studio, which has one."""
     region: str | None = Field(None, pattern=r"^[a-z]{2,}(-[a-z]+)+-\d+$")
@@ -323,6 +324,8 @@ class JobConfig(Section):
     """What the evaluate stage asks the exported model and the base model."""
     network: Network = Network()
     """VPC and isolation."""
+    machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)
+    """Machines of one's own by name, to plan for with `smtrain plan --machines NAME:COUNT` (docs/gpus.md)."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of every job, as key: value. Everyone who may describe the job can read them."""
 

@@ -31,8 +31,9 @@ def engine_fault(engine: str, instance_type: str) -> str | None:
 
 
 def family(instance_type: str) -> str:
-    """The part of a type's name that says what machine it is: trn1, p5, m5..."""
-    return instance_type.split(".")[1]
+    """The part of a type's name that says what machine it is: trn1, p5, m5...; of a machine of one's own, its name."""
+    parts = instance_type.split(".")
+    return parts[1] if len(parts) == 3 else instance_type
 
 
 def is_neuron(instance_type: str) -> bool:
@@ -41,5 +42,5 @@ def is_neuron(instance_type: str) -> bool:
 
 
 def is_gpu(instance_type: str) -> bool:
-    """Whether hosts of this type have GPUs."""
-    return family(instance_type)[0] in table("instances")["gpu_families"]
+    """Whether hosts of this type, which is one of SageMaker's, have GPUs."""
+    return instance_type.startswith("ml.") and family(instance_type)[0] in table("instances")["gpu_families"]

@@ -1,4 +1,4 @@
-"""Which Neuron training image: by region, partition, Neuron SDK generation and engine (facts/images.toml, dated)."""
+"""Which training image: by region, partition, engine, and Neuron SDK generation or CUDA (facts/images.toml, dated)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,54 @@ def image_uri(region: str, engine: str = "native", tag: str | None = None) -> st
     whose registry account is not known.
     """
     images = table("images")
-    account = images["accounts"].get(region, images["default_account"])
-    if region not in images["accounts"] and region not in images["default_regions"]:
-        raise ConfigError([f"compute.region: no Neuron image registry is known for {region!r}; set compute.image"])
-    suffix = next((s for prefix, s in images["suffixes"].items() if region.startswith(prefix)), "amazonaws.com")
     if tag is None:
         tag = next((row["tag"] for row in images["tags"] if serves(row["tag"], engine)), images["default_tag"])
-    return f"{account}.dkr.ecr.{region}.{suffix}/{images['repository']}:{tag}"
+    return f"{_registry(region)}/{images['repository']}:{tag}"
+
+
+def gpu_image_uri(region: str) -> str:
+    """URI of the newest image for GPUs that is known to have what the stages import.
+
+    Raises `ConfigError` for a region whose registry account is not known.
+    """
+    row = next(row for row in gpu_rows() if row["whole"])
+    return f"{_registry(region)}/{row['repository']}:{row['tag']}"
+
+
+def gpu_rows() -> list[dict[str, Any]]:
+    """The known images for GPUs, those that have what the stages import first."""
+    rows: list[dict[str, Any]] = table("images")["gpu"]
+    return sorted(rows, key=lambda row: not row["whole"])
+
+
+def gpu_row(uri: str) -> dict[str, Any] | None:
+    """What is known of the GPU image that a URI names; None for any other."""
+    name = uri.rpartition("/")[2]
+    return next((row for row in gpu_rows() if name == f"{row['repository']}:{row['tag']}"), None)
+
+
+def _registry(region: str) -> str:
+    """Where AWS keeps its training images in a region. Raises `ConfigError` where that is not known."""
+    images = table("images")
+    account = images["accounts"].get(region, images["default_account"])
+    if region not in images["accounts"] and region not in images["default_regions"]:
+        raise ConfigError(
+            [f"compute.region: no registry of training images is known for {region!r}; set compute.image"]
+        )
+    suffix = next((s for prefix, s in images["suffixes"].items() if region.startswith(prefix)), "amazonaws.com")
+    return f"{account}.dkr.ecr.{region}.{suffix}"
 
 
 def training_image(region: str, engine: str, instance_type: str) -> str:
     """URI of the newest known image in which `engine` trains on instances of a type.
 
     On machines without accelerator that is the newest Neuron image too, for its torch and transformers. Raises
-    `ConfigError` where no image is known to do.
+    `ConfigError` where no image is known to do. (On GPUs the engine is native: `engine_fault` refuses nxd before.)
     """
     known = [row["tag"] for row in table("images")["tags"] if serves(row["tag"], engine)]
     if is_gpu(instance_type):
-        lacking = "for GPUs, which this engine has not been run on"
-    elif is_neuron(instance_type) and not known:
+        return gpu_image_uri(region)
+    if is_neuron(instance_type) and not known:
         lacking = f"with what it needs there: {table('images')['engines'][engine]['needs'].partition(', whose')[0]}"
     else:
         return image_uri(region, engine)

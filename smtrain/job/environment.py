@@ -11,6 +11,7 @@ from typing import Any
 
 from smtrain.config import JobConfig, Stage
 from smtrain.facts import instance
+from smtrain.facts.engines import is_gpu
 from smtrain.facts.images import sdk_release
 from smtrain.facts.warm_pools import WARM_POOL_CACHE
 from smtrain.job import graphs
@@ -27,7 +28,9 @@ def environment(
     """
     found = {"PYTHONUNBUFFERED": "1"}
     row = instance(config.compute.instance_type)
-    if stage in ("compile", "train") and row:
+    if stage in ("compile", "train") and row and is_gpu(config.compute.instance_type):
+        found |= _nccl(row)
+    elif stage in ("compile", "train") and row:
         if row["efa"]:
             # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
             found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
@@ -35,6 +38,19 @@ def environment(
         if config.train.engine == "nxd" and not config.network.isolation:
             found[graphs.VARIABLE] = graphs.cache_uri(config, image, found | config.compute.environment, described)
     return found | config.compute.environment
+
+
+def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
+    """Of a GPU job: what NCCL logs, and EFA where the type has it (docs/gpus.md).
+
+    NCCL_SOCKET_IFNAME is the launcher's: only the container knows its interface.
+    """
+    found = {"NCCL_DEBUG": "WARN"}
+    if row["efa"]:
+        found |= {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}
+    if row.get("rdma"):
+        found["FI_EFA_USE_DEVICE_RDMA"] = "1"
+    return found
 
 
 def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cores: int) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,14 @@ from smtrain.config import JobConfig
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError
-from smtrain.facts import table
-from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of
-from smtrain.planner.calibration import UNCALIBRATED, half_width, nearest
+from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of, is_neuron
+from smtrain.planner.auto import accepted
+from smtrain.planner.calibration import UNCALIBRATED, best_published, half_width, nearest, spread_of
 from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.planner.measured import Correction, correction
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
+from smtrain.planner.own import machine_of, machines_known, own_price_rows
 from smtrain.planner.resolve import subject
 from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, refusals, search
@@ -33,7 +35,8 @@ RankBy = Literal["time", "cost"]
 def plan(
     source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
     rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,
-    prices: str | Path | None = None, target: Literal["aws", "local"] = "aws",
+    prices: str | Path | None = None, machine_file: str | Path | None = None, measured: float | None = None,
+    target: Literal["aws", "local"] = "aws",
     set_: Sequence[str] = (), **sections: Any,
 ) -> Plan:  # fmt: skip
     """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
@@ -41,12 +44,18 @@ def plan(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         model: A known model, or a folder with a config.json, in place of the config's `model.path`.
-        machines: (instance type, count) pairs to choose from. Default: the config's own.
+        machines: (instance type, count) pairs to choose from; a machine of one's own goes by its name. Default: the
+            config's own.
         rank_by: What makes a choice better: `time`, or `cost`.
         budget: Only choices that cost at most so many US dollars.
         deadline_hours: Only choices that end within so many hours.
         best: Plan for the best mesh, not for the config's.
         prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME, if it is there.
+        machine_file: A YAML file of machines, under those of the config's `machines`. Default: machines.yaml in
+            $SMTRAIN_HOME, if it is there.
+        measured: Tokens a second that a run of this very config reached, with its own mesh, on its own machines; or
+            on those of one's own, where `machines` names these alone. All that is planned for the same chip is
+            corrected by it.
         target: Plan engine and mesh of a run on `aws` (the default), or of one that is `local`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
@@ -64,7 +73,7 @@ def plan(
         >>> round(plan.memory_gib["available"])
         16
     """
-    limits = {"budget": budget, "deadline_hours": deadline_hours}
+    limits = {"budget": budget, "deadline_hours": deadline_hours, "measured": measured}
     if faults := [
         f"{key}: got {limit}; a number above 0 is needed"
         for key, limit in limits.items()
@@ -72,16 +81,20 @@ def plan(
     ]:
         raise ConfigError(faults)
     config, shape = subject(source, model, set_, sections, target)
-    known = Prices(prices or own_prices())
+    described = machines_known(config, machine_file)
+    known = Prices(prices or own_prices(), own_price_rows(described))
     work, _ = work_of(config, shape)
     own = Machine.of(config.compute.instance_type, config.compute.instance_count, config.processes_per_instance)
     mesh = Mesh(
         config.parallel.tp, config.parallel.pp, config.dp, config.parallel.micro_batch_size,
         config.parallel.activation_checkpointing, config.parallel.sequence_parallel,
     )  # fmt: skip
-    some = [Machine.of(t, n) for t, n in machines] or [own]
+    some = [machine_of(t, n, described) for t, n in machines] or [own]
+    where = some[0] if len(machines) == 1 and machines[0][0] in described else own
+    corrected = correction(work, where, mesh, measured)
     steps = config.train.steps
-    found = _search(config, some)
+    found = [replace(c, step_s=c.step_s / corrected.of(c.machine)) for c in _search(config, some)]
+    found.sort(key=lambda c: c.step_s)
     by_cost = rank_by == "cost" or (deadline_hours is not None and budget is None)
     narrowed = budget is not None or deadline_hours is not None
     kept = found
@@ -94,8 +107,12 @@ def plan(
         if (budget is None or _dollars(b) <= budget) and (deadline_hours is None or b.train_hours <= deadline_hours)
     ]
     choices.sort(key=lambda way: _dollars(way[1]) if by_cost else way[1].train_hours)
+    unpriced = _unpriced(found, config, known) if budget is not None else []
     if best or machines or narrowed:
         if not choices:
+            if unpriced and len(unpriced) == len({c.machine.type for c in found}):
+                what = _no_price(" and ".join(unpriced), "spot" if config.compute.spot else "on_demand")
+                raise ConfigError([f"budget: {what}, so whether it is kept cannot be known; give one with --prices"])
             given = " and ".join(
                 f"the {name}"
                 for name, limit in (("budget", budget), ("deadline", deadline_hours))
@@ -107,13 +124,26 @@ def plan(
             )
         own, mesh = choices[0][0].machine, choices[0][0].mesh
         work, _ = work_of(config, shape, _engine(config, own))
-    return _plan(config, work, own, mesh, choices, known)
+    made = _plan(config, work, own, mesh, choices, known, corrected)
+    left_out = f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
+    return replace(made, warnings=(*made.warnings, left_out)) if unpriced else made
 
 
 def _engine(config: JobConfig, machine: Machine) -> EngineName:
     """The engine that a config names, else that of the machine."""
     named = config.target == "local" or "engine" in config.train.model_fields_set
     return config.train.engine if named else engine_of(machine.type)
+
+
+def _unpriced(found: Sequence[Candidate], config: JobConfig, prices: Prices) -> list[str]:
+    """The types among these whose price nobody knows, so that no budget can be held against them."""
+    option = "spot" if config.compute.spot else "on_demand"
+    types = dict.fromkeys(c.machine.type for c in found)
+    return [t for t in types if prices.find(t, option, config.compute.region) is None]
+
+
+def _no_price(type_: str, option: str) -> str:
+    return f"no {option.replace('_', '-')} price is known for {type_}"
 
 
 def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
@@ -125,19 +155,21 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
         if config.target == "aws":
             some = [m for m in some if engine_fault(engine, m.type) is None]
         work, recompute = work_of(config, shape, engine)
-        found += search(work, some, recompute=recompute)
+        legal = (c for c in search(work, some, recompute=recompute) if accepted(config, c.machine, c.mesh, engine))
+        found += legal
     return sorted(found, key=lambda c: c.step_s)
 
 
 def _plan(
-    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, choices: list[tuple[Candidate, Cost]], prices: Prices
-) -> Plan:
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, choices: list[tuple[Candidate, Cost]], prices: Prices,
+    corrected: Correction,
+) -> Plan:  # fmt: skip
     faults = tuple(refusals(work, machine, mesh))
     legal = not faults or faults[0].startswith("memory:")
     warnings: list[str] = []
     core = worst_core(work, machine, mesh)[1] if legal else None
     host = host_memory(work, machine, mesh) if legal else None
-    step = step_time(work, machine, mesh) if legal else None
+    step = step_time(work, machine, mesh).faster(corrected.of(machine)) if legal else None
     near = nearest(work, machine, mesh)
     calibrated = near is not None and near.calibrated
     steps = config.train.steps
@@ -151,24 +183,34 @@ def _plan(
         warnings += doubts(work, machine, mesh, fastest)
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
+    warnings += corrected.said(machine)
     if not calibrated:
-        where = machine.type if near is None else f"this shape (nearest: {_name(near.run.id)})"
+        where = machine.type if near is None else f"this shape (nearest: {near.run})"
         warnings.append(
             f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
             f"up to {exp(UNCALIBRATED):.1f} times"
         )
     if _engine(config, machine) == "native":
-        warnings.append("the published runs are neuronx-distributed's and NeMo's; none is of the native engine")
-    wide = half_width(table("throughput")["coefficients"]["residual"], near)
+        whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
+        warnings.append(f"the published runs are {whose}; none is of the native engine")
+    wide = half_width(spread_of(machine), near)
     rate = work.global_batch / step.total if step else None
     tokens = rate * work.seq_len if rate else None
-    hourly = prices.find(machine.type, "spot" if config.compute.spot else "on_demand", config.compute.region)
+    option = "spot" if config.compute.spot else "on_demand"
+    hourly = prices.find(machine.type, option, config.compute.region)
     per_dollar = tokens * HOUR / (hourly.dollars_per_hour * machine.count) if tokens and hourly else None
     if hourly is None:
-        warnings.append(f"no price is known for {machine.type}; give one with --prices")
+        warnings.append(f"{_no_price(machine.type, option)}; give one with --prices")
     used = spent.prices if spent else (hourly,) if hourly else ()
     warnings += [f"price: {p}" for p in used if p.guess]
     flops = work.shape.flops_per_token(work.seq_len)
+    mfu = tokens * flops / (machine.core_flops * machine.world) if tokens else None
+    top = best_published(machine)
+    if mfu and not faults and top and mfu > top.mfu:
+        warnings.append(
+            f"optimistic: {mfu:.0%} of peak is planned, and the best ever published for this chip is {top.mfu:.0%} "
+            f"({top})"
+        )
     billed = steps * work.global_batch * work.seq_len / 1e6
     return Plan(
         model=config.model.path.rstrip("/").rsplit("/", 1)[-1],
@@ -183,9 +225,9 @@ def _plan(
         step_s={**asdict(step), "total": step.total} if step else None,
         sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
         tokens_per_s=tokens,
-        mfu=tokens * flops / (machine.core_flops * machine.world) if tokens else None,
+        mfu=mfu,
         calibrated=calibrated,
-        nearest=_name(near.run.id) if near else None,
+        nearest=str(near.run) if near else None,
         hours=spent.train_hours if spent else None,
         dollars=spent.total if spent else None,
         dollars_by_item=spent.items if spent else {},
@@ -211,7 +253,7 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
     if steps:
         written = need(config, "generate", described_of(config), prices.assumptions)
         stages = stage_seconds(
-            work, prices.assumptions, text_bytes=text_bytes(config), accelerated=machine.accelerated,
+            work, prices.assumptions, text_bytes=text_bytes(config), accelerated=is_neuron(machine.type),
             generated=written.seconds if written else None, machines=config.data.machines,
         )  # fmt: skip
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
@@ -223,11 +265,6 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
         stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices,
         together={"prepare": config.data.machines},
     )  # fmt: skip
-
-
-def _name(run: str) -> str:
-    row = next(r for r in table("throughput")["runs"] if r["id"] == run)
-    return f"{row['model']} tp {row['tp']} pp {row['pp']} on {row['instances']} instances, {row['date']}"
 
 
 def _dollars(found: Cost) -> float:

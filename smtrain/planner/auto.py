@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from smtrain.config.schema import JobConfig
 from smtrain.config.section import Section
 from smtrain.errors import ConfigError
-from smtrain.facts.engines import engine_of
+from smtrain.facts.engines import EngineName, engine_of
 from smtrain.planner.machines import Machine, Mesh
 from smtrain.planner.search import RANK, Candidate, search, with_adapters
 from smtrain.planner.workload import positions_of, shape_of, work_of
@@ -85,14 +85,24 @@ def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
 
 def _fastest(config: JobConfig) -> Candidate | None:
     """The fastest mesh of these machines in which the engine has no fault."""
+    work, recompute = work_of(config, shape_of(config))
+    found = search(work, [_machine(config)], recompute=recompute)
+    return next((one for one in found if accepted(config, one.machine, one.mesh)), None)
+
+
+def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None) -> bool:
+    """Whether the checks of a config take this mesh on these machines: what is proposed may be written down."""
     from smtrain.config.checks_engine import engine_faults
 
-    work, recompute = work_of(config, shape_of(config))
-    for found in search(work, [_machine(config)], recompute=recompute):
-        tried = _with(config, parallel=dict(zip(_MESH, _words(found.mesh), strict=True)))
-        if not any(key.startswith("parallel.") for keys, _ in engine_faults(tried) for key in keys):
-            return found
-    return None
+    tried = _with(
+        config,
+        parallel=dict(zip(_MESH, _words(mesh), strict=True)),
+        compute={
+            "instance_type": machine.type, "instance_count": machine.count, "processes_per_instance": machine.cores,
+        },
+        train={"engine": engine or config.train.engine},
+    )  # fmt: skip
+    return not any(key.startswith("parallel.") for keys, _ in engine_faults(tried) for key in keys)
 
 
 def _words(mesh: Mesh) -> tuple[Any, ...]:

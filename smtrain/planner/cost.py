@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, expm1, inf, sqrt
 from pathlib import Path
@@ -39,7 +39,7 @@ class Price:
 class Prices:
     """The shipped rows, and the user's over them. Raises `ConfigError` for a file that is not of their form."""
 
-    def __init__(self, file: str | Path | None = None) -> None:
+    def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = ()) -> None:
         shipped = table("prices")
         own = _read(Path(file)) if file else {}
         self._rows = [*shipped["rows"], *own.get("rows", [])]
@@ -50,6 +50,7 @@ class Prices:
             raise ConfigError(
                 [f"{file}: a row of prices is wrong ({error}); facts/prices.toml shows the form"]
             ) from None
+        self._prices += mine
 
     def find(self, type_: str, option: str, region: str | None) -> Price | None:
         """The row of this region, else of any region, the last one winning; None where nothing is known."""

@@ -8,6 +8,7 @@ from functools import cache
 from math import prod
 from typing import Any, Literal
 
+from smtrain.config.machine import MachineEntry
 from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
 from smtrain.model.families import ModelShape
@@ -35,14 +36,24 @@ class Machine:
     """Of a host, bytes a second."""
     accelerated: bool = True
     disk_bytes: float = 0.0
+    link: float = 0.0
+    """From a device to the others of its host, bytes a second in one direction; 0: in proportion to its peak."""
+    chip: str = ""
+    """The GPU, as facts/instances.toml names it; empty for Neuron cores and for machines of one's own."""
 
     @classmethod
     def of(cls, type_: str, count: int, cores: int | None = None) -> Machine:
         """The machine of a row of facts/instances.toml. Raises `ConfigError` for a type it does not have."""
         row = instance(type_)
         if row is None or "core_gib" not in row:
-            known = ", ".join(t for t, r in table("instances")["instances"].items() if "core_gib" in r)
-            raise ConfigError([f"compute.instance_type: nothing is known about {type_} to plan with; known: {known}"])
+            known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
+            kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" for t in known))
+            raise ConfigError(
+                [
+                    f"compute.instance_type: nothing is known about {type_} to plan with; known: {kinds}; any other "
+                    "machine can be described under machines (docs/gpus.md)"
+                ]
+            )
         return cls(
             type=type_,
             count=count,
@@ -52,6 +63,27 @@ class Machine:
             host_bytes=row["host_gib"] * GIB,
             network=row["network_gbps"] * 1e9 / 8,
             disk_bytes=row.get("disk_gib", 0) * GIB,
+            link=row.get("link_gbs", 0.0) * 1e9,
+            chip=row.get("chip", ""),
+        )
+
+    @classmethod
+    def described(cls, name: str, count: int, own: MachineEntry) -> Machine:
+        """A machine of one's own. Raises `ConfigError` for several hosts that nothing is said to connect."""
+        if count > 1 and own.network_gbs is None:
+            raise ConfigError(
+                [f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them"]
+            )
+        return cls(
+            type=name,
+            count=count,
+            cores=own.devices,
+            core_flops=own.tflops * 1e12,
+            core_bytes=own.memory_gib * GIB,
+            host_bytes=own.host_memory_gib * GIB,
+            network=(own.network_gbs or own.link_gbs or 1.0) * 1e9,
+            accelerated=own.kind == "gpu",
+            link=(own.link_gbs or own.network_gbs or 1.0) * 1e9,
         )
 
     @property

@@ -64,7 +64,8 @@ def search(
     slots: _Slots = {}
     found: list[Candidate] = []
     for machine in machines:
-        alone = replace(machine, count=1)
+        # How many hosts there are matters only where GPUs of one host have no network between them.
+        alone = replace(machine, count=min(machine.count, 2) if machine.link else 1)
         if alone not in ways:
             ways[alone] = _Ways(work, alone, recompute, shared, slots)
         table = ways[alone]
@@ -88,7 +89,7 @@ def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
 
 _Shared = dict[tuple[float, bool], dict[Mesh, float]]
 _Slot = tuple[int, Recompute, float, float]  # micro-batch, recomputation, seconds of a slot and of a middle one
-_Slots = dict[tuple[float, float, int], dict[tuple[int, int], list[_Slot]]]
+_Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int], list[_Slot]]]
 
 
 class _Ways:
@@ -100,10 +101,11 @@ class _Ways:
         self._work, self._machine, self._recompute = work, machine, recompute
         # Types that differ in their network alone hold the same.
         self._needs = shared.setdefault((machine.core_bytes, machine.accelerated), {})
-        self._k = Coefficients.fitted()
+        self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
         self._slots: dict[tuple[int, int], tuple[float, list[_Slot]]] = {}
-        self._made = slots.setdefault((machine.core_flops, machine.core_bytes, machine.cores), {})
+        kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
+        self._made = slots.setdefault(kind, {})
         self._known: dict[tuple[int, int, int], tuple[Mesh, float, float] | None] = {}
 
     def fastest(self, tp: int, pp: int, dp: int) -> tuple[Mesh, float, float] | None:

@@ -1,12 +1,14 @@
 """Time of an optimizer step: work over peak, communication over bandwidth, bubble and overhead, seven fitted numbers.
 
+Neuron cores have one set of them, each GPU that runs were published for another (facts/throughput_gpu.toml).
+
 The form is physical, so that few numbers carry over to shapes that nobody published; docs/planner.md derives each
 term and says what was fitted. Where a term is bounded rather than known it errs to the slow side.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from smtrain.facts import table
@@ -42,12 +44,31 @@ class Coefficients:
     """Log of the gain from one Neuron release to the next, up to `MATURE`."""
 
     @classmethod
-    def fitted(cls) -> Coefficients:
-        """The values in facts/throughput.toml."""
-        return _fitted()
+    def fitted(cls, machine: Machine | None = None) -> Coefficients:
+        """The values in facts/throughput.toml; for a machine with GPUs, or of one's own, those of its chip or of the
+        one that stands in for it, with its own link."""
+        if machine is None or not machine.link:
+            return _fitted()
+        k, share = _of_chip(machine.chip)
+        return replace(k, link_bytes_per_flop=share * machine.link / machine.core_flops)
 
 
 MATURE = 20  # the minor number of Neuron 2.x from which a release is no faster than the one before
+
+
+def stand_in(chip: str) -> str:
+    """The chip whose published runs speak for this one: itself, or what facts/throughput_gpu.toml puts in its place."""
+    facts = table("throughput_gpu")
+    name: str = facts["like"].get(chip, chip if chip in facts["chips"] else facts["like"]["other"])
+    return name
+
+
+@cache
+def _of_chip(chip: str) -> tuple[Coefficients, float]:
+    """A chip's numbers, and the share of its link that collectives reach."""
+    row = table("throughput_gpu")["chips"][stand_in(chip)]
+    k = Coefficients(**{f.name: row[f.name] for f in fields(Coefficients)})
+    return k, k.link_bytes_per_flop * row["tflops"] * 1e12 / (row["link_gbs"] * 1e9)
 
 
 @cache
@@ -70,6 +91,10 @@ class StepTime:
     @property
     def total(self) -> float:
         return self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
+
+    def faster(self, times: float) -> StepTime:
+        """All parts so many times as fast."""
+        return StepTime(*(getattr(self, f.name) / times for f in fields(self)))
 
     @property
     def bubble_share(self) -> float:
@@ -122,16 +147,19 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
     """Reduce-scatter of fp32 gradients and all-gather of weights (ZeRO-1), over the host's network.
 
     A host sends each number that it holds once round the ring of its data-parallel ranks. It is charged in full
-    however many hosts there are: a single one is faster, by up to 4 % of a step in the published runs.
+    however many hosts there are: a single one is faster, by up to 4 % of a step in the published runs. GPUs of a single
+    host use their own links instead, and one alone exchanges nothing.
     """
     numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
-    sent = numbers * min(machine.cores, mesh.tp * mesh.pp) * (4 + (4 if work.lora else work.width))
-    return sent / (k.network_share * machine.network)
+    each = numbers * (4 + (4 if work.lora else work.width))
+    if machine.link and machine.count == 1:  # GPUs of one host: over their own links, all at once
+        return each / (k.link_bytes_per_flop * machine.core_flops) if machine.cores > 1 else 0.0
+    return each * min(machine.cores, mesh.tp * mesh.pp) / (k.network_share * machine.network)
 
 
 def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None = None) -> StepTime:
     """Seconds of an optimizer step. The mesh must be one that `mesh_faults` has nothing against."""
-    k = k or Coefficients.fitted()
+    k = k or Coefficients.fitted(machine)
     slot = slot_time(work, machine, mesh, k)
     slots = work.global_batch // (mesh.dp * mesh.micro_batch)
     return StepTime(

@@ -135,7 +135,13 @@ def price(context: Context) -> Iterator[Finding]:
             raise
         dollars = None
     told = "an unknown price" if dollars is None else f"${dollars:,.2f}"
-    if limit is not None and (dollars is None or dollars > limit):
+    if limit is not None and dollars is None:
+        yield Finding(
+            "price", "fault", f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be "
+            "checked", "give the price of its machines in $SMTRAIN_HOME/prices.toml (docs/planner.md), or agree when "
+            "`smtrain launch` asks (-y agrees at once)",
+        )  # fmt: skip
+    elif limit is not None and dollars is not None and dollars > limit:
         yield Finding(
             "price", "fault", f"{told}, above compute.price_limit = ${limit:,.2f}",
             "raise the limit, or agree when `smtrain launch` asks (-y agrees at once)",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime, timezone
 
 from smtrain.facts import table
-from smtrain.facts.engines import is_neuron
-from smtrain.facts.images import sdk_release, serves
+from smtrain.facts.engines import is_gpu, is_neuron
+from smtrain.facts.images import gpu_row, gpu_rows, sdk_release, serves
 from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
@@ -33,6 +34,8 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
     engine: str = context.config.train.engine
     instance_type = context.config.compute.instance_type
     facts = table("images")["engines"][engine]
+    if is_gpu(instance_type):
+        yield from _for_gpus(uri, instance_type)
     if not is_neuron(instance_type):
         return
     served = serves(uri, engine)
@@ -54,6 +57,30 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
             "image", "warning", f"neuronx-distributed is at its end of life: Neuron {last} is the last release whose "
             f"image ships it, and the image has {name}",
             "nothing needs to be done today; plan for trn2 with engine native",
+        )  # fmt: skip
+
+
+def _for_gpus(uri: str, instance_type: str) -> Iterator[Finding]:
+    """A GPU image's CUDA and how long AWS mends it; a Neuron image has no CUDA at all."""
+    row = gpu_row(uri)
+    if sdk_release(uri):
+        yield Finding(
+            "image", "fault", f"the image is for Neuron cores, and {instance_type} has GPUs",
+            "leave compute.image out for the newest image for GPUs that is known, or name one with CUDA",
+        )  # fmt: skip
+    elif row is not None and not row["whole"]:
+        whole = next(r for r in gpu_rows() if r["whole"])
+        yield Finding(
+            "image", "fault", f"the image {row['repository']} has no transformers, which every stage imports",
+            f"build one on it that has, or leave compute.image out for {whole['repository']}",
+        )  # fmt: skip
+    elif row is not None:
+        over = row["patched_until"] < datetime.now(timezone.utc).date().isoformat()
+        yield Finding(
+            "image", "warning" if over else "ok",
+            f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
+            f"{'ended' if over else 'end'} on {row['patched_until']}",
+            "build a newer one and name it in compute.image" if over else "",
         )  # fmt: skip
 
 

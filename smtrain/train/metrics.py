@@ -20,12 +20,15 @@ from smtrain.train.validation import Judged
 def peak_flops(instance_type: str) -> float:
     """Dense matrix-multiply peak of one training process, in operations a second.
 
-    Neuron cores: the table in facts/instances.toml. Anything else has no number we could cite, so a square matrix
-    multiplication in the training's own thread count is timed here, and MFU is relative to that.
+    Neuron cores, and GPUs that are what the instance type has: the table in facts/instances.toml. Anything else has no
+    number we could cite, so a square matrix multiplication in the training's own thread count is timed here, and MFU is
+    relative to that.
     """
     row = instance(instance_type)
     neuron = torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator())
-    if row and (neuron or Path("/dev/neuron0").exists()):  # torch knows no accelerator of PyTorch/XLA's
+    chip = row.get("chip") if row else None
+    gpu = bool(chip) and torch.cuda.is_available() and str(chip) in torch.cuda.get_device_name()
+    if row and (gpu or neuron or Path("/dev/neuron0").exists()):  # torch knows no accelerator of PyTorch/XLA's
         return float(row["core_tflops"]) * 1e12
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     n = 512 if device is None or device.type == "cpu" else 4096

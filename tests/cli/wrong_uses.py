@@ -133,7 +133,7 @@ def of_the_command_line() -> Iterator[Use]:
         words = name.split()
         taken = TAKES.get(name, [])
         yield Use((*words, *taken, "--no-such-option"), "no such option")
-        if name not in ("data prepare", "data merge", "data split", "compare", "generate"):
+        if name not in ("plan", "data prepare", "data merge", "data split", "compare", "generate"):
             yield Use((*words, *taken, "one", "word", "too", "many"), "unexpected extra argument")
         if taken:
             yield Use(tuple(words), "missing argument")
@@ -147,7 +147,18 @@ def of_the_command_line() -> Iterator[Use]:
         ["plan", "run.yaml", "--machines", ""], ["plan", "run.yaml", "--prices", "nowhere.toml"],
         ["plan", "run.yaml", "--prices", "run.yaml"], ["plan", "run.yaml", "--prices", "text"],
         ["plan", "run.yaml", "--model", "nowhere"], ["plan", "run.yaml", "--model", ""],
-        ["plan", "run.yaml", "--model", "list-model"],
+        ["plan", "run.yaml", "--model", "list-model"], ["plan", "run.yaml", "nowhere.yaml"],
+        ["plan", "run.yaml", "--machines", "box:1"], ["plan", "run.yaml", "--machine-file", "nowhere.yaml"],
+        ["plan", "run.yaml", "--machine-file", "list.yaml"], ["plan", "run.yaml", "--machine-file", "binary.yaml"],
+        ["plan", "run.yaml", "--machine-file", "text"], ["plan", "run.yaml", "--machine-file", "run.yaml"],
+        ["plan", "run.yaml", "--measured", "-1"], ["plan", "run.yaml", "--measured", "nan"],
+        ["plan", "run.yaml", "--measured", "nowhere.jsonl"], ["plan", "run.yaml", "--measured", "run.yaml"],
+        ["plan", "run.yaml", "run.yaml", "--measured", "5"], ["plan", "run.yaml", "--tokens", "5"],
+        ["plan", "run.yaml", "run.yaml", "--tokens", "0"], ["plan", "run.yaml", "run.yaml", "--tokens", "inf"],
+        ["plan", "run.yaml", "--probe", "box"], ["plan", "--probe", ""], ["plan", "--probe", "Ml.Box"],
+        ["plan", "run.yaml", "--set", "machines=5"], ["plan", "run.yaml", "--set", "machines.box=5"],
+        ["plan", "run.yaml", "--set", "machines.box.tflops=-1"],
+        ["plan", "run.yaml", "--set", "machines.Box!.tflops=1"],
         ["launch", "run.yaml", "--stage", "nap"], ["launch", "run.yaml", "--target", "moon"],
         ["launch", "run.yaml", "--from-step", "-1", "--dry-run"], ["launch", "run.yaml", "--from-step", "x"],
         ["launch", "run.yaml", "--every", "soon"], ["launch", "run.yaml", "--every", "-1s"],

@@ -102,7 +102,7 @@ def test_a_container_that_lacks_what_a_stage_needs_says_so_at_once(container: Pa
 def test_training_becomes_torchrun_over_the_hosts_and_other_stages_a_script(
     launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
+    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "kept")
     monkeypatch.delenv("SMTRAIN_MASTER_PORT", raising=False)
     for path, content in {

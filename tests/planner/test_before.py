@@ -53,7 +53,7 @@ def test_above_the_limit_somebody_must_agree(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_unknown_price_counts_as_above_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(JobError, match="an unknown price"):
+    with pytest.raises(JobError, match="cannot be known"):
         planned(config(1e9, name="mine"), "aws", ask=True)
     assert "no plan: model.path: nothing is known about" in capsys.readouterr().err
     assert planned(config(name="mine"), "aws", ask=True).tags == {}

@@ -144,8 +144,8 @@ def test_a_model_is_found_by_name_by_folder_or_not_at_all(model_folder: Path) ->
     assert smtrain.plan(given, model=str(model_folder)).parameters < 1e6
     with pytest.raises(ConfigError, match="nothing is known about the model in s3://bucket/mine/"):
         smtrain.plan(raw("mine"))
-    given["compute"]["instance_type"] = "ml.g5.xlarge"
-    with pytest.raises(ConfigError, match=r"nothing is known about ml\.g5\.xlarge"):
+    given["compute"]["instance_type"] = "ml.p3.2xlarge"
+    with pytest.raises(ConfigError, match=r"nothing is known about ml\.p3\.2xlarge"):
         smtrain.plan(given, model="llama-2-7b")
 
 

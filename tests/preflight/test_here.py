@@ -50,7 +50,7 @@ def test_a_few_more_processes_than_cores_are_only_said(raw: dict[str, Any], monk
     ("given", "fault"),
     [
         ({"region": None, "role": None}, ["compute.role: is needed", "compute.region: is not set"]),
-        ({"region": "xx-nowhere-1"}, ["compute.region: no Neuron image registry is known"]),
+        ({"region": "xx-nowhere-1"}, ["compute.region: no registry of training images is known"]),
         ({"instance_type": "ml.trn2.48xlarge"}, ["compute.image: no image is known for train.engine native"]),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import smtrain
 from smtrain.config.schema import Train
 from smtrain.facts import table
-from smtrain.facts.images import image_rows, image_uri, sdk_release, serves
+from smtrain.facts.images import gpu_row, gpu_rows, image_rows, image_uri, sdk_release, serves, training_image
 
 XLA = ("NEURON_CC_FLAGS", "NEURON_FUSE_SOFTMAX", "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS")
 IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:"
@@ -127,3 +127,35 @@ def test_a_folder_of_weights_is_a_prefix_of_its_own(plain: dict[str, Any]) -> No
     """`s3://bucket/model` would bring `s3://bucket/model-chat/` along."""
     channels = {c["ChannelName"]: c for c in smtrain.request(plain)["InputDataConfig"]}
     assert channels["model"]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/model/"
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("ml.p4d.24xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"}),
+        ("ml.p4de.24xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"}),
+        ("ml.p5.48xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}),
+        ("ml.p6-b200.48xlarge", {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}),
+        ("ml.g5.12xlarge", {}),
+        ("ml.g6e.48xlarge", {}),
+    ],
+)
+def test_nccl_gets_efa_by_the_instance(plain: dict[str, Any], kind: str, wanted: dict[str, str]) -> None:
+    gpus = {**plain, "train": {**plain.get("train", {}), "engine": "native"}}
+    made = environment(gpus, instance_type=kind, parallel={})
+    assert {key: value for key, value in made.items() if key.startswith("FI_")} == wanted
+    assert made["NCCL_DEBUG"] == "WARN"
+    assert not [key for key in made if "NEURON" in key or key.startswith("XLA")]
+    assert not [key for key in environment(gpus, stage="export", instance_type=kind, parallel={}) if "NCCL" in key]
+
+
+@pytest.mark.parametrize(("region", "registry"), [("us-west-2", "763104351884"), ("af-south-1", "626614931356")])
+def test_gpus_get_the_newest_image_that_has_what_the_stages_import(region: str, registry: str) -> None:
+    uri = training_image(region, "native", "ml.p5.48xlarge")
+    row = gpu_row(uri)
+    assert row is not None
+    assert row["whole"]
+    assert uri == f"{registry}.dkr.ecr.{region}.amazonaws.com/{row['repository']}:{row['tag']}"
+    assert row["released"] == max(r["released"] for r in gpu_rows() if r["whole"])
+    with pytest.raises(smtrain.ConfigError, match="no registry of training images is known for 'mars-1'"):
+        training_image("mars-1", "native", "ml.g5.xlarge")

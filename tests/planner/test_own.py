@@ -1,0 +1,99 @@
+"""Machines of one's own, in the config or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.errors import ConfigError
+
+BOX = {"devices": 4, "memory_gib": 24, "tflops": 80, "link_gbs": 12, "host_memory_gib": 256, "dollars_per_hour": 2.5}
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def raw(**machines: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": "s3://models/llama-3.2-1b"}, "data": {"prepared": "s3://texts/t/"},
+        "train": {"steps": 100, "seq_len": 2048}, "machines": machines,
+    }  # fmt: skip
+
+
+def test_a_machine_of_the_config_plans_by_its_name_at_its_price() -> None:
+    plan = smtrain.plan(raw(box=BOX), machines=[("box", 1)])
+    assert plan.machines == "1 x box"
+    assert plan.memory_gib["available"] == 24
+    assert plan.mesh.tp * plan.mesh.pp * plan.mesh.dp == 4
+    assert plan.dollars_by_item["train"] == pytest.approx(plan.hours * 2.5)
+    assert not plan.calibrated
+
+
+def test_a_better_machine_is_faster_and_more_hosts_need_a_network() -> None:
+    def rate(count: int = 1, **other: Any) -> float:
+        found = smtrain.plan(raw(box={**BOX, **other}), machines=[("box", count)]).tokens_per_s
+        assert found is not None
+        return found
+
+    assert rate(tflops=160) > rate()
+    assert rate(link_gbs=100) > rate()
+    assert rate(2, network_gbs=10) > rate(2, network_gbs=1)
+    with pytest.raises(ConfigError, match=r"machines\.box\.network_gbs: is needed to plan with 2 hosts"):
+        rate(2)
+
+
+def test_a_file_describes_machines_and_the_config_wins(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "machines:\n  box: {devices: 2, memory_gib: 48, tflops: 100, host_memory_gib: 64}\n"
+        "  other: {devices: 1, memory_gib: 80, tflops: 300, host_memory_gib: 64}\n"
+    )
+    assert smtrain.plan(raw(), machines=[("box", 1)], machine_file=file).memory_gib["available"] == 48
+    assert smtrain.plan(raw(box=BOX), machines=[("box", 1)], machine_file=file).memory_gib["available"] == 24
+    both = smtrain.plan(raw(box=BOX), machines=[("box", 1), ("other", 1), ("ml.p5.4xlarge", 1)], machine_file=file)
+    assert {choice.machines for choice in both.choices} == {"1 x box", "1 x other", "1 x ml.p5.4xlarge"}
+    home.mkdir()
+    (home / "machines.yaml").write_text(file.read_text())
+    assert smtrain.plan(raw(), machines=[("other", 1)]).machines == "1 x other"
+
+
+@pytest.mark.parametrize(
+    ("machines", "told"),
+    [
+        ({"box": {**BOX, "devices": 0}}, "machines.box.devices: got 0"),
+        ({"box": {**BOX, "memory_gib": -1}}, "machines.box.memory_gib: got -1"),
+        ({"box": {**BOX, "tflops": "fast"}}, "machines.box.tflops: got 'fast'"),
+        ({"box": {**BOX, "tflop": 1}}, "machines.box.tflop: unknown key; did you mean machines.box.tflops?"),
+        ({"box": {k: v for k, v in BOX.items() if k != "tflops"}}, "machines.box.tflops: is missing"),
+        ({"ml.box.big": BOX}, "machines.ml.box.big: got 'ml.box.big'; a machine's name begins with a small letter"),
+        ({"box": 5}, "machines.box: got 5; it is a section"),
+    ],
+)
+def test_nonsense_is_one_sentence(machines: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        smtrain.plan(raw(**machines), machines=[("ml.p5.4xlarge", 1)])
+    assert len(caught.value.faults) == 1
+    assert caught.value.faults[0].startswith(told)
+
+
+def test_a_name_that_nobody_described_is_told_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"bax is neither an instance type .* nor one of your own \(known: box\)"):
+        smtrain.plan(raw(box=BOX), machines=[("bax", 1)])
+
+
+def test_a_run_on_it_corrects_its_plan() -> None:
+    given = raw(box=BOX) | {"parallel": {"tp": 4}}
+    plain = smtrain.plan(given, machines=[("box", 1)])
+    half = smtrain.plan(given, machines=[("box", 1)], measured=1000.0)
+    assert any("times as fast as the model says" in w for w in half.warnings)
+    assert plain.tokens_per_s is not None
+    assert half.tokens_per_s is not None
+    assert half.tokens_per_s < plain.tokens_per_s
+    with pytest.raises(ConfigError, match=r"measured: this config's own mesh cannot have run"):
+        smtrain.plan(raw(box=BOX) | {"parallel": {"tp": 8}}, machines=[("box", 1)], measured=1000.0)
