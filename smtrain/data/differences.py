@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from smtrain.data.standins import holding
 from smtrain.data.unlike_characters import UNLIKE
 
 _MANY = 0.05
@@ -20,11 +21,13 @@ _MANY = 0.05
 class Differences:
     """The documents of which gigatoken would give other ids than `tokenizers`."""
 
-    def __init__(self) -> None:
-        self._pattern = _class(UNLIKE)
+    def __init__(self, others: str = "", missing: bytes = b"") -> None:
+        """`others` are more such characters, as ranges of code points, `missing` bytes that are not right either."""
+        unlike = f"{UNLIKE} {others}"
+        self._pattern, self._missing = _class(unlike), missing
         # True for the first two bytes of any character in question
         self._leads = np.zeros(1 << 16, bool)
-        for first, last in _ranges(UNLIKE):
+        for first, last in _ranges(unlike):
             for code in range(first, last + 1):
                 lead, second = chr(code).encode()[:2]
                 self._leads[lead << 8 | second] = True
@@ -36,11 +39,18 @@ class Differences:
         import pyarrow.compute as pc
 
         near = self._near(texts)
-        if not len(near):
-            return near
-        some = texts.take(pa.array(near)) if len(near) < len(texts) else texts
-        found: NDArray[np.int64] = near[np.asarray(pc.match_substring_regex(some, self._pattern))]
-        return found
+        if len(near):
+            some = texts.take(pa.array(near)) if len(near) < len(texts) else texts
+            near = near[np.asarray(pc.match_substring_regex(some, self._pattern))]
+        return np.union1d(near, self._with_missing(texts)) if self._missing else near
+
+    def _with_missing(self, texts: Any) -> NDArray[np.int64]:
+        _, offsets, data = texts.buffers()
+        if data is None or not len(texts):
+            return np.zeros(0, np.int64)
+        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+        places = holding(np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]], self._missing)
+        return np.unique(np.searchsorted(bounds, places + bounds[0], "right") - 1)
 
     def _near(self, texts: Any) -> NDArray[np.int64]:
         """Documents with a character that begins as one in question does."""

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from smtrain.data.differences import Differences, compared
 from smtrain.data.reading import strings
+from smtrain.data.standins import adapted, cut_at_digits, other_numerals
 from smtrain.data.tokenizer import load_tokenizer, tokenizer_json
 from smtrain.errors import SmtrainError
 
@@ -84,14 +85,16 @@ class Giga:
 
         self.name = f"gigatoken {version('gigatoken')}"
         content = tokenizer_json(folder)
-        self._make: Any = lambda: gigatoken.Tokenizer.from_json(content)
+        made = adapted(content)
+        self._digits = made.digits
+        self._make: Any = lambda: gigatoken.Tokenizer.from_json(made.content)
         # one encoding at a time is all that a tokenizer of gigatoken does, so each thread takes one that is free
         self._free, self._made = [_Warm(self._make())], 1
         self._lock = threading.Lock()
         self._reference = load_tokenizer(folder)
         if not compared(json.loads(content).get("normalizer")):
             raise ValueError("its normalizer has not been compared with that of tokenizers")
-        self._differences = Differences()
+        self._differences = Differences(other_numerals() if made.digits else "", made.missing)
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if not len(texts):
@@ -99,7 +102,7 @@ class Giga:
         warm = self._take(texts.nbytes)
         other = self._differences.find(texts)
         try:
-            ids, lengths = _giga(warm.tokenizer, texts)
+            ids, lengths = _giga(warm.tokenizer, texts, self._digits)
             self._compare(warm.tokenizer, texts, first, other)
         finally:
             self._free.append(warm)
@@ -131,7 +134,7 @@ class Giga:
         drawn = _drawn(texts.take(pa.array(np.delete(np.arange(len(texts)), other))) if len(other) else texts, first)
         if not drawn:
             return
-        ids, lengths = _giga(tokenizer, strings(drawn))
+        ids, lengths = _giga(tokenizer, strings(drawn), self._digits)
         found = np.split(ids, np.cumsum(lengths)[:-1])
         for text, mine, theirs in zip(drawn, found, encode_texts(self._reference, drawn), strict=True):
             if not np.array_equal(mine, theirs):
@@ -177,8 +180,11 @@ def with_ends(
     return out, lengths.astype(np.int32)
 
 
-def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Straight from Arrow's buffers and into numpy's, nothing copied and no Python object a document."""
+def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Straight from Arrow's buffers and into numpy's, nothing copied and no Python object a document.
+
+    With `digits` the text is cut at its digits first.
+    """
     import awkward
 
     ak: Any = awkward
@@ -186,6 +192,7 @@ def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     _, offsets, data = texts.buffers()
     offsets = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    texts_end, offsets = offsets, cut_at_digits(content, offsets) if digits else offsets
     layout = ak.contents.ListOffsetArray(
         ak.index.Index64(offsets),
         ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
@@ -194,7 +201,10 @@ def _giga(tokenizer: Any, texts: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
     # one thread: the blocks are the parallelism
     found = tokenizer.encode_batch(ak.Array(layout), parallel=False).layout
     bounds = np.asarray(found.offsets.data)
-    return np.asarray(found.content.data)[bounds[0] : bounds[-1]], np.diff(bounds)
+    ids = np.asarray(found.content.data)[bounds[0] : bounds[-1]]
+    if digits:
+        bounds = bounds[np.searchsorted(offsets, texts_end)]
+    return ids, np.diff(bounds)
 
 
 def _drawn(texts: Any, first: bool) -> list[str]:

@@ -1,0 +1,112 @@
+"""Tokenizers that gigatoken does not take as they are, in a form that it takes, and what that form is not right about.
+
+A byte-level vocabulary may lack single bytes, which `tokenizers` then leaves out of the text: they get stand-ins here,
+and documents that hold such a byte go to `tokenizers`. One that cuts every digit off before it cuts words (StarCoder,
+SmolLM) is given text that is cut at its digits; documents with numerals that are no ASCII digits go to `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A tokenizer.json for gigatoken; documents with one of the bytes `missing` are not right by it.
+
+    With `digits` it wants text that is cut before and after every digit.
+    """
+
+    content: bytes
+    missing: bytes = b""
+    digits: bool = False
+
+
+def adapted(content: bytes) -> Adapted:
+    """The tokenizer as it is, or with stand-ins."""
+    about = json.loads(content)
+    digits = _without_digits(about)
+    missing = _with_all_bytes(about)
+    if not digits and missing is None:
+        return Adapted(content)
+    return Adapted(json.dumps(about).encode(), bytes(b for b in missing or b"" if b in _IN_UTF8), digits)
+
+
+def _without_digits(about: dict[str, Any]) -> bool:
+    """Take a step away that cuts every digit off first, where byte-level words alone come after it."""
+    before = about.get("pre_tokenizer") or {}
+    steps = before.get("pretokenizers") or []
+    if before.get("type") != "Sequence" or [step.get("type") for step in steps] != ["Digits", "ByteLevel"]:
+        return False
+    byte_level = steps[1]
+    if not steps[0].get("individual_digits") or byte_level.get("add_prefix_space", True):
+        return False
+    if not byte_level.get("use_regex", True) or about.get("normalizer"):
+        return False
+    if any(character.isnumeric() for token in about.get("added_tokens") or [] for character in token["content"]):
+        return False
+    about["pre_tokenizer"] = byte_level
+    return True
+
+
+def _with_all_bytes(about: dict[str, Any]) -> bytes | None:
+    """Give the vocabulary of a byte-level BPE an entry for every byte; the bytes that had none."""
+    model = about.get("model") or {}
+    vocabulary = model.get("vocab")
+    if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or not _byte_level(about.get("pre_tokenizer")):
+        return None
+    free = 1 + max([*vocabulary.values(), *(token["id"] for token in about.get("added_tokens") or [])], default=-1)
+    missing = [byte for byte, spelled in enumerate(_spelled()) if spelled not in vocabulary]
+    for number, byte in enumerate(missing):
+        vocabulary[_spelled()[byte]] = free + number
+    return bytes(missing) or None
+
+
+def _byte_level(step: dict[str, Any] | None) -> bool:
+    if not step:
+        return False
+    return step.get("type") == "ByteLevel" or any(_byte_level(part) for part in step.get("pretokenizers") or [])
+
+
+@lru_cache(maxsize=1)
+def _spelled() -> list[str]:
+    """How GPT-2's vocabulary spells each byte: printable ones as themselves, the others from U+0100 on."""
+    own = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in own else next(others)) for byte in range(256)]
+
+
+@lru_cache(maxsize=1)
+def other_numerals() -> str:
+    """Numerals beside ASCII digits, in ranges of hexadecimal code points."""
+    found: list[list[int]] = []
+    for code in range(0x80, sys.maxunicode + 1):
+        if unicodedata.category(chr(code)).startswith("N"):
+            if found and found[-1][1] == code - 1:
+                found[-1][1] = code
+            else:
+                found.append([code, code])
+    return " ".join(f"{first:x}-{last:x}" for first, last in found)
+
+
+def cut_at_digits(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`bounds` of texts in `content`, and a bound before and after every ASCII digit between the first and the last."""
+    digits = np.flatnonzero((content[bounds[0] : bounds[-1]] - np.uint8(48)) < 10) + bounds[0]
+    found: NDArray[np.int64] = np.unique(np.concatenate([bounds, digits, digits + 1]))
+    return found
+
+
+def holding(content: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
+    """The places of any of these bytes."""
+    found = [np.flatnonzero(content == byte) for byte in wanted]
+    return np.concatenate([np.zeros(0, np.int64), *found])
