@@ -28,10 +28,18 @@ def role_arn(role: str | None, target: Target) -> str:
 
     try:
         return str(target.client("iam").get_role(RoleName=role)["Role"]["Arn"])
-    except (BotoCoreError, ClientError) as error:
-        code = error.response["Error"]["Code"] if isinstance(error, ClientError) else str(error)
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
         raise ConfigError(
             [f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's ARN"]
+        ) from None
+    except BotoCoreError as error:
+        why = str(error).rstrip(".")
+        raise ConfigError(
+            [
+                f"compute.role: IAM could not be asked for the ARN of the role {role!r} ({why}); log in (`aws configure` "
+                "or `aws sso login`), or give the role's ARN"
+            ]
         ) from None
 
 

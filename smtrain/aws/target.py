@@ -90,16 +90,14 @@ class Target:
         """The role used when the config names none; only the local control plane has one."""
         return str(_local().ROLE) if self.name == "local" else None
 
-    def account(self) -> str:
-        """The AWS account, as STS tells it. Raises `JobError` where it does not."""
+    def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
+        """The AWS account, as STS tells it. Raises `JobError` where it does not; `otherwise` is what helps then too."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             return str(self.client("sts").get_caller_identity()["Account"])
         except (BotoCoreError, ClientError) as error:
-            raise JobError(
-                f"AWS did not say which account this is: {spell(error)}; or set output.s3_uri in the config"
-            ) from None
+            raise JobError(f"AWS did not say which account this is: {spell(error)}; or {otherwise}") from None
 
 
 def reviving(endpoint: Endpoint) -> boto3.Session:

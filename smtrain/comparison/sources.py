@@ -145,7 +145,8 @@ def _of_attempts(attempts: list[Any], name: str) -> Series:
 
 def _dollars_per_hour(told: dict[str, Any], target: Any) -> float | None:
     """Of all machines, on AWS; None where no price is known, or the rate is this machine's."""
-    from smtrain.follow.money import groups_of, known_prices
+    from smtrain.contract.requests import groups_of
+    from smtrain.follow.money import known_prices
 
     if target.name == "local":
         return None

@@ -124,6 +124,11 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
             {"compute.pool_wait", "compute.keep_alive"},
             "compute.pool_wait: only a job with compute.keep_alive gets a warm pool; set that too",
         )
+    if compute.instance_group and compute.keep_alive:
+        yield (
+            {"compute.instance_group", "compute.keep_alive"},
+            "compute.keep_alive: SageMaker keeps no warm pool of instance groups; set only one of the two",
+        )
     if compute.spot and compute.keep_alive:
         yield (
             {"compute.spot", "compute.keep_alive"},

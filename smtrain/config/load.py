@@ -56,7 +56,8 @@ def draft(
     faults: list[str] = []
     for text in set_:
         faults += _assign(raw, text)
-    if target is not None:
+    known = get_args(JobConfig.model_fields["target"].annotation)
+    if target is not None and raw.get("target", target) in (*known, target):  # a wrong one stands, to be told
         raw["target"] = target
     auto = raw.get("parallel") == "auto"
     config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})

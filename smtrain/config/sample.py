@@ -43,14 +43,22 @@ class Machines:
 
 
 def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str, Any]:
-    """The keys of the config. With `mesh` the planner knows the model and the machines, and chooses the mesh."""
+    """The keys of the config. What follows from the machines, so that it changes with them, is left out.
+
+    That is the engine and, where the planner knows the model and the machines (`mesh`), the mesh and the batch.
+    """
     here, row = machines.instance_type is None, instance(machines.instance_type or "") or {}
     cores = row.get("cores", 1)
     tp = min(8, cores)
-    auto: dict[str, Any] = {"parallel": "auto"} if mesh and row else {}
+    guessed: dict[str, Any] = {}
+    batch: dict[str, int] = {}
+    if here:
+        batch = {"global_batch_size": 4}
+    elif not (mesh and row):
+        copies = machines.count * cores // (tp if row else 1)
+        batch = {"global_batch_size": -(-64 // copies) * copies}
     if row and not mesh:
-        auto = {"parallel": {"tp": tp, "sequence_parallel": tp > 1, "activation_checkpointing": "full"}}
-    copies = machines.count * cores // (tp if row else 1)
+        guessed = {"parallel": {"tp": tp, "sequence_parallel": tp > 1, "activation_checkpointing": "full"}}
     length = min(512 if here else 4096, _positions(model))
     compute: dict[str, Any] = {"instance_type": machines.instance_type or "ml.m5.4xlarge"}
     compute |= {"instance_count": machines.count, "max_run": "1d"}
@@ -59,11 +67,10 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
         "target": "local" if here else "aws",
         "model": {"path": model},
         "data": {"path": data},
-        **auto,
+        **guessed,
         "train": {
-            **_engine(machines.instance_type),
             "steps": 100 if here else 1000,
-            "global_batch_size": 4 if here else -(-64 // copies) * copies,
+            **batch,
             "seq_len": length,
             "lr": 1e-4,
             "warmup_steps": 10 if here else 100,
@@ -100,10 +107,6 @@ def name_of(model: str) -> str:
     """A name for the run of a model: `llama-3-2-1b` for `hf://meta-llama/Llama-3.2-1B@main`."""
     last = model.partition("@")[0].rstrip("/").replace("\\", "/").rpartition("/")[2]
     return re.sub(r"[^a-z0-9]+", "-", last.lower())[:36].strip("-") or "run"
-
-
-def _engine(instance_type: str | None) -> dict[str, str]:
-    return {"engine": "nxd" if (instance_type or "").startswith("ml.trn1") else "native"}
 
 
 def _positions(model: str) -> int:

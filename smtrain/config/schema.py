@@ -161,6 +161,8 @@ class Compute(Section):
     """Instance type of the train stage, such as ml.trn1.32xlarge."""
     instance_count: int = Field(1, ge=1, le=10_000)
     """Number of instances of the train stage."""
+    instance_group: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Request the train stage's instances as one instance group of this name (InstanceGroups)."""
     processes_per_instance: int | None = Field(None, ge=1, le=1024)
     """Training processes per host; default: the instance's Neuron cores or GPUs, else 1."""
     cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")

@@ -82,7 +82,12 @@ def ranks(counts: NDArray[np.int64], points: int = 60) -> list[float]:
 
 
 def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
-    """Frequency by rank on logarithmic axes. Raises DataError where matplotlib is not installed."""
+    """Frequency by rank on logarithmic axes. A picture that is there already is replaced, and nothing else is.
+
+    Raises DataError where it would be, and where matplotlib is not installed.
+    """
+    if path.exists() and not (path.is_file() and path.read_bytes()[:4] == b"\x89PNG"):
+        raise DataError(f"{path} is there already and is no PNG picture; name another file.")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.config.units import spell
+from smtrain.contract.requests import groups_of
 from smtrain.home import home
 from smtrain.planner.cost import HOUR, Price, Prices
 
@@ -84,11 +85,3 @@ def known_prices() -> Prices:
     """The user's own, where they keep some, else ours."""
     own = home() / "prices.toml"
     return Prices(own if own.is_file() else None)
-
-
-def groups_of(told: dict[str, Any]) -> list[tuple[str, int]]:
-    """(instance type, count) of each of the job's instance groups."""
-    resources = told["ResourceConfig"]
-    if chosen := resources.get("InstanceGroups"):
-        return [(group["InstanceType"], group["InstanceCount"]) for group in chosen]
-    return [(resources.get("InstanceType", "unknown"), resources.get("InstanceCount", 1))]

@@ -11,9 +11,10 @@ from typing import Any
 from smtrain.aws.patience import Patience
 from smtrain.config.units import spell
 from smtrain.contract.log_lines import Line, step_record
+from smtrain.contract.requests import groups_of
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.follower import Event, Told
-from smtrain.follow.money import Spent, cost_of, groups_of
+from smtrain.follow.money import Spent, cost_of
 
 _RATE_STEPS = 20
 SILENT_S = 600.0

@@ -109,7 +109,7 @@ class Job:
     @property
     def hosts(self) -> int:
         """How many instances it has."""
-        from smtrain.follow.money import groups_of
+        from smtrain.contract.requests import groups_of
 
         return sum(count for _, count in groups_of(self.describe()))
 

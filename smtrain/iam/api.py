@@ -21,13 +21,15 @@ def policies(
 ) -> dict[str, dict[str, Any]]:
     """Policies by `caller`, `role` and `trust`.
 
-    A config without `compute.role` gets the name smtrain-training in its account, for which AWS is asked. Raises
-    `ConfigError` as loading does, and `JobError` where the account or the region cannot be told.
+    `compute.role` may name a role that is yet to be made: it is that of the account, for which AWS is asked; without
+    one the name is smtrain-training. Raises `ConfigError` as loading does, and `JobError` where the account or the
+    region cannot be told.
     """
     config = load_config(source, set_=set_, target=target, **sections)
     where = target_of(config, target)
-    if not config.compute.role and where.name == "aws":
-        role = f"arn:aws:iam::{where.account()}:role/{ROLE_NAME}"
+    name = config.compute.role or ROLE_NAME
+    if where.name == "aws" and not name.startswith("arn:"):
+        role = f"arn:aws:iam::{where.account('give compute.role as an ARN')}:role/{name}"
         config = config.model_copy(update={"compute": config.compute.model_copy(update={"role": role})})
     chain = Chain(config, where, look=False)
     requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, where.name)}

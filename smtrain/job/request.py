@@ -81,6 +81,10 @@ def create_training_job(
         if not config.network.isolation:
             # SageMaker does not tell a container where its checkpoints go, and so neither what has arrived there.
             request["Environment"] = {CHECKPOINTS: checkpoint_uri(config)} | request["Environment"]
+        if compute.instance_group:
+            resources = request["ResourceConfig"]
+            group = {key: resources.pop(key) for key in ("InstanceType", "InstanceCount")}
+            resources["InstanceGroups"] = [{**group, "InstanceGroupName": compute.instance_group}]
         if compute.training_plan:
             request["ResourceConfig"]["TrainingPlanArn"] = compute.training_plan
         if compute.infra_check:

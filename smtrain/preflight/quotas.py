@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from smtrain.contract.requests import groups_of
 from smtrain.facts.sagemaker import (
     ALL_JOBS,
     ALL_SPOT_JOBS,
@@ -66,9 +67,9 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
     # Compile last: what it needs of the same type is part of what train does.
     for stage, request in sorted(context.requests.items(), key=lambda item: item[0] == "compile"):
         resources, train = request["ResourceConfig"], stage == "train"
-        type_, count = resources.get("InstanceType"), resources.get("InstanceCount", 1)
+        (type_, count), *_ = groups_of(request)
         spot = bool(request.get("EnableManagedSpotTraining"))
-        if not type_ or (type_, count, spot) in done:
+        if (type_, count, spot) in done:
             continue
         done.add((type_, count, spot))
         keys = {"train": "compute.instance_count", "compile": "compute.compile_ahead to false"}

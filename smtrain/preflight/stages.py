@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.config.units import spell
+from smtrain.contract.requests import groups_of
 from smtrain.facts import table
 from smtrain.job.request import takes_volume
 from smtrain.machine import memory_here
@@ -30,7 +31,8 @@ def stages(context: Context) -> Iterator[Finding]:
                 )  # fmt: skip
             continue
         resources = context.requests[stage]["ResourceConfig"]
-        kind, volume = resources["InstanceType"], resources["VolumeSizeInGB"]
+        (kind, _), *_ = groups_of(context.requests[stage])
+        volume = resources["VolumeSizeInGB"]
         has = host_gib(kind)
         room, wants = (has or 0) * USABLE, wanted.memory / GIB
         told = f"stage {stage} takes about {wants:.0f} GiB of memory"

@@ -8,6 +8,7 @@ from typing import Any
 
 from sagemaker.estimator import EstimatorBase, _TrainingJob
 from sagemaker.inputs import FileSystemInput, TrainingInput
+from sagemaker.instance_group import InstanceGroup
 from sagemaker.pytorch import PyTorch
 from sagemaker.session import Session
 
@@ -109,8 +110,9 @@ def _estimator(
         output_path=output["S3OutputPath"],
         output_kms_key=output.get("KmsKeyId"),
         disable_output_compression=output["CompressionType"] == "NONE",
-        instance_type=resources["InstanceType"],
-        instance_count=resources["InstanceCount"],
+        instance_type=resources.get("InstanceType"),
+        instance_count=resources.get("InstanceCount"),
+        instance_groups=_groups(resources),
         volume_size=resources["VolumeSizeInGB"],
         volume_kms_key=resources.get("VolumeKmsKeyId"),
         keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
@@ -161,3 +163,8 @@ def _input(channel: dict[str, Any]) -> Any:
         s3_data_type=source["S3DataType"],
         input_mode=channel["InputMode"],
     )
+
+
+def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
+    groups = resources.get("InstanceGroups", ())
+    return [InstanceGroup(g["InstanceGroupName"], g["InstanceType"], g["InstanceCount"]) for g in groups] or None

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import PrivateAttr
 from sagemaker.core.helper.session_helper import Session
 from sagemaker.core.resources import TrainingJob
+from sagemaker.core.shapes import InstanceGroup
 from sagemaker.core.training.configs import (
     Channel,
     CheckpointConfig,
@@ -125,8 +126,9 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
                 kms_key_id=output.get("KmsKeyId"),
             ),
             compute=Compute(
-                instance_type=resources["InstanceType"],
-                instance_count=resources["InstanceCount"],
+                instance_type=resources.get("InstanceType"),
+                instance_count=resources.get("InstanceCount"),
+                instance_groups=_groups(resources),
                 volume_size_in_gb=resources["VolumeSizeInGB"],
                 volume_kms_key_id=resources.get("VolumeKmsKeyId"),
                 keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
@@ -170,6 +172,17 @@ def _refresh(job: TrainingJob) -> dict[str, Any]:
     """Fill in what the SDK's job says of itself."""
     job.refresh()
     return {}
+
+
+def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
+    return [
+        InstanceGroup(
+            instance_group_name=group["InstanceGroupName"],
+            instance_type=group["InstanceType"],
+            instance_count=group["InstanceCount"],
+        )
+        for group in resources.get("InstanceGroups", ())
+    ] or None
 
 
 def _channel(channel: dict[str, Any]) -> Channel:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from smtrain.aws.backoff import Backoff
 from smtrain.aws.quotas import Refusal
 from smtrain.config.units import spell
+from smtrain.contract.requests import groups_of
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.handle.job import Job
@@ -64,14 +65,14 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             job = _Attempt(way, planned, say, again).create()
             if not watched or _has_machines(job, say):
                 return job
-            kind = planned.request["ResourceConfig"]["InstanceType"]
+            (kind, _), *_ = groups_of(planned.request)
             say(f"{job.name}: AWS has no {kind} now")
             taken = replace(planned, request={**planned.request, "TrainingJobName": _after(planned, job.name)})
             ways[number] = (way, taken)
         assert patience is not None
         pause = patience.pause()
         if pause is None:
-            kinds = ", ".join(p.request["ResourceConfig"]["InstanceType"] for _, p in ways)
+            kinds = ", ".join(kind for _, p in ways for kind, _ in groups_of(p.request))
             raise JobError(
                 f"AWS had no {kinds} for {spell(time.monotonic() - patience.began)}; try later or another region, wait "
                 "longer with compute.capacity_wait, or name other types in compute.fallback_instance_types"

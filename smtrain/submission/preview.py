@@ -6,7 +6,7 @@ import json
 from html import escape
 from typing import Any
 
-from smtrain.follow.money import groups_of
+from smtrain.contract.requests import groups_of
 from smtrain.text import clean
 
 

@@ -43,6 +43,7 @@ def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model:
     assert config.target == ("local" if machines == "here" else "aws")
     assert config.compute.instance_count == int([*machines.split(":"), "1"][1])
     text = Path("smtrain.yaml").read_text()
+    assert "engine:" not in text, "it follows the machines, also when they change"
     assert text.splitlines()[0] == f"# yaml-language-server: $schema={FILE}"
     jsonschema.Draft202012Validator(yaml.safe_load(FILE.read_text())).validate(yaml.safe_load(text))
     keys = [line for line in text.splitlines() if line.startswith("  ") and not line.lstrip().startswith("#")]
@@ -80,7 +81,7 @@ def test_a_file_is_replaced_only_if_asked_to() -> None:
         (("no/folder.yaml", *DEMO, "--machines", "here"), "no: no such folder"),
         (
             ("--model", "s3://bucket/llama-3-8b", "--data", "s3://bucket/text/", "--machines", "ml.trn1.2xlarge"),
-            "parallel: auto finds no mesh of 1 x ml.trn1.2xlarge that fits the model",
+            "compute.instance_count: no mesh of 1 x ml.trn1.2xlarge fits the model",
         ),
         (DEMO, "--machines: is missing, and there is no terminal to ask on"),
     ],

@@ -139,6 +139,10 @@ def test_a_dataset_is_described(prepared: Path, tmp_path: Path, tokenizer_folder
     assert all(a >= b for a, b in pairwise(curve))
     save_picture(about, tmp_path / "picture.png", "tokens")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    save_picture(about, tmp_path / "picture.png", "drawn again")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"notes\.txt is there already and is no PNG picture"):
+        save_picture(about, tmp_path / "notes.txt", "tokens")
     assert inspect(prepared / "tokens").facts["tokens"] == len(data.tokens)
     with pytest.raises(DataError, match="is missing"):
         inspect(tmp_path / "nothing")

@@ -11,6 +11,7 @@ from typing import Any
 
 import botocore.session
 import pytest
+from moto import mock_aws
 
 import smtrain
 from smtrain.aws.s3 import list_objects
@@ -136,6 +137,30 @@ def test_a_run_uses_what_is_granted_and_nothing_else(
     for statement in policy:
         assert set(statement["Action"]) & set(UNSEEN) or any(allows(statement, call) for call in calls), statement
     _role_may_do_what_the_platform_does(config, job, prepared)
+
+
+@pytest.mark.parametrize(("given", "name"), [({"role": "yet-to-be"}, "yet-to-be"), ({}, "smtrain-training")])
+def test_policies_are_there_before_the_role_is(full: dict[str, Any], given: dict[str, str], name: str) -> None:
+    compute = {**full["compute"], **given}
+    if not given:
+        del compute["role"]
+    with mock_aws():
+        made = policies({**full, "compute": compute})
+    arns = {arn for statement in made["caller"]["Statement"] for arn in statement["Resource"] if ":iam:" in arn}
+    assert arns == {f"arn:aws:iam::123456789012:role/{name}"}
+
+
+def test_without_credentials_the_role_is_not_blamed(full: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(key, raising=False)
+    for key in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(key, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    named = {**full, "compute": {**full["compute"], "role": "mine"}}
+    with pytest.raises(smtrain.ConfigError, match=r"could not be asked .* log in .* or give the role's ARN"):
+        smtrain.request(named)
+    with pytest.raises(smtrain.JobError, match=r"log in .* or give compute\.role as an ARN"):
+        policies(named)
 
 
 def _status(name: str) -> None:

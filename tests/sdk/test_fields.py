@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from smtrain.aws.target import Target
 from smtrain.job.stages import Chain
 from smtrain.local.refusals import fault_of
 from smtrain.preflight.limits import violations
-from tests.sdk.wire import sent
+from tests.sdk.test_golden import pinned
+from tests.sdk.wire import canonical, sent
 
 PLAN = "arn:aws:sagemaker:us-west-2:111122223333:training-plan/ours"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/one"
@@ -27,6 +30,15 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
         {"InstanceType": "ml.trn1.2xlarge", "InstanceCount": 2, "VolumeSizeInGB": 256, "KeepAlivePeriodInSeconds": 600},
     ),
     "training plan": ({"compute": {"training_plan": PLAN}}, "ResourceConfig.TrainingPlanArn", PLAN),
+    "instance group": (
+        {"compute": {"instance_group": "trainers"}}, "ResourceConfig",
+        {
+            "InstanceGroups": [
+                {"InstanceType": "ml.trn1.2xlarge", "InstanceCount": 2, "InstanceGroupName": "trainers"}
+            ],
+            "VolumeSizeInGB": 256,
+        },
+    ),
     "infrastructure check": (
         {"compute": {"infra_check": True}}, "InfraCheckConfig", {"EnableInfraCheck": True},
     ),
@@ -82,10 +94,22 @@ def body(plain: dict[str, Any], more: dict[str, Any], stage: Any = "train") -> d
     return found
 
 
+def assert_golden(what: str, made: dict[str, Any]) -> None:
+    """The whole body is as it was: after a wanted change run these tests with SMTRAIN_WRITE_GOLDEN=1 and review."""
+    file = Path(__file__).parent / f"golden/fields/{what.replace(' ', '-').replace(chr(39), '').lower()}.json"
+    text = pinned(canonical(json.dumps(made).encode()))
+    if os.environ.get("SMTRAIN_WRITE_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+    assert file.read_text("utf-8") == text
+
+
 @pytest.mark.parametrize("what", SET)
 def test_a_field_that_is_set_is_on_the_wire(plain: dict[str, Any], what: str) -> None:
     more, path, value = SET[what]
-    assert reduce(lambda found, name: found[name], path.split("."), body(plain, more)) == value
+    made = body(plain, more)
+    assert reduce(lambda found, name: found[name], path.split("."), made) == value
+    assert_golden(what, made)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +131,7 @@ def test_a_file_system_is_a_channel_that_the_vpc_reaches(plain: dict[str, Any], 
     }  # fmt: skip
     made = body(text, {"data": {"prepared": uri}, **vpc})
     assert wanted in made["InputDataConfig"]
+    assert_golden(kind, made)
     assert list(violations(made)) == []
     read = body(text, {"data": {"path": uri}, **vpc}, stage="prepare")
     assert {**wanted, "ChannelName": "text"} in read["InputDataConfig"]

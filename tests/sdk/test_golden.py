@@ -27,7 +27,7 @@ ALL = [(CONFIG, GOLDEN), *((FOLDER / f"{kind}.yaml", FOLDER / f"request-{kind}.j
 
 def pinned(body: str) -> str:
     """Job names, the bundle, the config and the graphs' cache by what they are instead of by their hash."""
-    body = re.sub(r"(llama-[0-9a-z-]+)-(prepare|convert|train)-[0-9a-f]{8}", r"\1-\2-HASH", body)
+    body = re.sub(r"-(prepare|convert|train)-[0-9a-f]{8}\b", r"-\1-HASH", body)
     return re.sub(r"/(code|configs|neuron-cache)/[0-9a-f]{16}(?=[/\"])", r"/\1/HASH", body)
 
 
