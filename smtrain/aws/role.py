@@ -37,8 +37,8 @@ def role_arn(role: str | None, target: Target) -> str:
         why = str(error).rstrip(".")
         raise ConfigError(
             [
-                f"compute.role: IAM could not be asked for the ARN of the role {role!r} ({why}); log in (`aws configure` "
-                "or `aws sso login`), or give the role's ARN"
+                f"compute.role: IAM could not be asked for the ARN of the role {role!r} ({why}); log in (`aws "
+                "configure` or `aws sso login`), or give the role's ARN"
             ]
         ) from None
 
