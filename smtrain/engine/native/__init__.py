@@ -5,6 +5,7 @@ stage      one (tp, pp) rank's part of the model
 parameters  the flat buffer that the optimizer updates, linears whose columns are cut
 lora       the adapters of a stage
 pipeline   1F1B over the stages
+transfer   batches to the device, numbers back, without a wait
 zero1      AdamW whose state is split over the data-parallel ranks
 engine     the three together: step, evaluate, logits
 persist    save and load

@@ -1,7 +1,7 @@
 """What the layers of a stage are told of a batch beside its hidden states: positions, rotary embeddings and masks.
 
-The masks are transformers' own. Positions that begin again within a row make them block-diagonal, so that samples
-packed into one row do not see each other.
+The masks of whole rows are transformers' own. Those of packed rows are made here, block-diagonal, so that samples do
+not see each other: transformers reads a number of each micro-batch's positions first, for which a device would wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AttentionContext:
         `segments` [B, S] numbers the samples of a row; None makes every row one sample.
         """
         if segments is not None:
-            return self._make(batch, positions_within(segments))
+            return self._packed(segments)
         if self._kept is None or self._kept[0] != (batch, length):
             positions = torch.arange(length, device=self._device)[None]
             self._kept = (batch, length), self._make(batch, positions)
@@ -44,6 +44,18 @@ class AttentionContext:
     def _make(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
         like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
         return positions, self._rotary(like, position_ids=positions), self._masks(like, positions)
+
+    @torch.no_grad()
+    def _packed(self, segments: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
+        batch, length = segments.shape
+        positions = positions_within(segments)
+        like = torch.empty(batch, length, 1, dtype=self._dtype, device=self._device)
+        number = (positions == 0).cumsum(-1)
+        index = torch.arange(length, device=self._device)
+        back = index[:, None] - index  # how far a key lies behind a query
+        within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
+        masks = {window: within if window is None else within & (back < window) for window in set(self._windows)}
+        return positions, self._rotary(like, position_ids=positions), [masks[window] for window in self._windows]
 
     def _masks(self, like: torch.Tensor, positions: torch.Tensor) -> list[Any]:
         known = inspect.signature(create_causal_mask).parameters
@@ -61,6 +73,14 @@ class AttentionContext:
         cuts = [window is not None and length > window for window in self._windows]
         sliding = create_sliding_window_causal_mask(**kwargs) if any(cuts) else full
         return [sliding if cut else full for cut in cuts]
+
+
+def packed(segments: torch.Tensor | None) -> torch.Tensor | None:
+    """The same segments [B, S] of the host, or None where no row has more than one."""
+    if segments is None:
+        return None
+    numbers = segments.numpy(force=True)
+    return segments if (numbers[:, 1:] != numbers[:, :-1]).any() else None
 
 
 def positions_within(segments: torch.Tensor) -> torch.Tensor:

@@ -89,7 +89,7 @@ class ProcessMesh:
             # The pipeline's own first use are messages between some of its ranks; NCCL makes a group's communicator at
             # its first use, which torch defines only where all of its ranks take part.
             dist.all_reduce(torch.zeros(1, device=device), group=self.pp_group)
-        # Python objects travel over gloo whatever the device, so that no accelerator has to carry pickles.
+        # What hosts say to each other travels over gloo whatever the device: pickles, and whether to stop.
         self._objects = None if device.type == "cpu" else dist.new_group(backend="gloo")
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
@@ -106,6 +106,12 @@ class ProcessMesh:
                     group = dist.new_group(ranks)
                     mine = group if self.rank in ranks else mine
         return mine
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so; hosts ask each other, so that nobody waits for a device."""
+        raised = torch.tensor([int(flag)])
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._objects)
+        return bool(raised.item())
 
     def gather(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank."""

@@ -16,9 +16,11 @@ from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm, persist
+from smtrain.engine.native.attention import packed
 from smtrain.engine.native.comm import ProcessMesh, local_rank
 from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
+from smtrain.engine.native.transfer import Numbers, to_device
 from smtrain.engine.native.zero1 import Zero1AdamW
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
@@ -36,8 +38,6 @@ class NativeEngine:
     `CheckpointError` on every rank if the weights do not fit.
     """
 
-    steps_ahead = 0
-
     def __init__(
         self,
         config: dict[str, Any],
@@ -48,6 +48,7 @@ class NativeEngine:
         lora: Lora | None = None,
     ) -> None:
         self.device = comm.current_device()
+        self.steps_ahead = 0 if self.device.type == "cpu" else 1
         self.config, self.options = config, options
         self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
@@ -70,22 +71,30 @@ class NativeEngine:
             fault = str(error)
         self.mesh.agree(fault, "the weights cannot be loaded")
         self.pipeline = Pipeline(self.stage, self.mesh)
+        self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
         self._saver = persist.Saver(self)
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
     ) -> StepResult:
-        micro_batches = self._micro_batches(input_ids, labels, segments)
-        tokens = self._tokens(labels)
-        total = self.pipeline.train(micro_batches, 1.0 / tokens)
-        norm = self.optimizer.step(lr)
-        return StepResult(self._mean(total, tokens), float(norm))
+        return self.begin_step(input_ids, labels, lr, segments)()
 
     def begin_step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
     ) -> Callable[[], StepResult]:
-        result = self.step(input_ids, labels, lr, segments)
-        return lambda: result
+        micro_batches = self._micro_batches(input_ids, labels, segments)
+        tokens = self._tokens(micro_batches)
+        total = self.pipeline.train(micro_batches, tokens.to(self._wide).reciprocal().float())
+        norm = self.optimizer.step(lr)
+        for group in (self.mesh.dp_group, self.mesh.pp_group):  # from the sums on the last stages
+            dist.all_reduce(total, group=group)
+        made = Numbers([total, tokens, norm])
+
+        def numbers() -> StepResult:
+            loss, counted, grad_norm = made.read()
+            return StepResult(loss / counted, grad_norm)
+
+        return numbers
 
     def evaluate(
         self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
@@ -113,7 +122,7 @@ class NativeEngine:
     def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
         """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
         self._check_length(input_ids)
-        h = self.pipeline.hidden(input_ids.to(self.device), None if segments is None else segments.to(self.device))
+        h = self.pipeline.hidden(input_ids.to(self.device), self._within(segments))
         if h is None:
             return None
         local = self.stage.local_logits(h).float()
@@ -147,9 +156,7 @@ class NativeEngine:
         )  # fmt: skip
 
     def any(self, flag: bool) -> bool:
-        raised = torch.tensor([int(flag)], device=self.device)
-        dist.all_reduce(raised, op=dist.ReduceOp.MAX)
-        return bool(raised.item())
+        return self.mesh.any(flag)
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -160,11 +167,15 @@ class NativeEngine:
     ) -> list[MicroBatch]:
         self._check_length(input_ids)
         size = self.options.micro_batch_size
-        inputs, targets = (torch.split(b.to(self.device), size) for b in (input_ids, labels))
-        within = [None] * len(inputs) if segments is None else torch.split(segments.to(self.device), size)
+        inputs, targets = (torch.split(to_device(b, self.device), size) for b in (input_ids, labels))
+        within = [None] * len(inputs) if segments is None else [self._within(s) for s in torch.split(segments, size)]
         first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
         places = [(self.optimizer.steps, sample) for sample in first]
         return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, strict=True)]
+
+    def _within(self, segments: torch.Tensor | None) -> torch.Tensor | None:
+        found = packed(segments)
+        return None if found is None else to_device(found, self.device)
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]
@@ -176,17 +187,11 @@ class NativeEngine:
                 ]
             )
 
-    def _tokens(self, labels: torch.Tensor) -> int:
-        """How many labels of the global batch count; at least 1, so that a batch of none has loss 0."""
-        count = (labels != IGNORED).sum().to(self.device)
+    def _tokens(self, batches: list[MicroBatch]) -> torch.Tensor:
+        """How many labels of the global batch count, on the device; at least 1, so that a batch of none has loss 0."""
+        count = torch.stack([(batch.labels != IGNORED).sum() for batch in batches]).sum()
         dist.all_reduce(count, group=self.mesh.dp_group)
-        return max(1, int(count))
-
-    def _mean(self, total: torch.Tensor, tokens: int) -> float:
-        """From the sums on the last stages to the mean, on every rank."""
-        dist.all_reduce(total, group=self.mesh.dp_group)
-        dist.all_reduce(total, group=self.mesh.pp_group)
-        return float(total) / tokens
+        return count.clamp(min=1)
 
 
 def _keep_nothing(name: str, values: torch.Tensor) -> None:

@@ -35,8 +35,9 @@ class Pipeline:
         self._before = ranks[p - 1] if p > 0 else None
         self._after = ranks[p + 1] if p + 1 < mesh.pp else None
 
-    def train(self, batches: Sequence[MicroBatch], scale: float) -> torch.Tensor:
-        """Forward and backward of every micro-batch, losses times `scale`; gives the unscaled sum, 0 but on the last.
+    def train(self, batches: Sequence[MicroBatch], scale: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of every micro-batch, losses times the number `scale`; gives the unscaled sum, 0 but on
+        the last stage.
 
         A stage holds the activations of at most (stages - its rank) micro-batches.
         """
