@@ -38,6 +38,9 @@ CONTROL_PATH = "/smtrain/control/"
 CONTROL = "SMTRAIN "
 """What the Authorization of a control call begins with."""
 START_SECONDS = 60.0
+ANSWER_SECONDS = 10.0
+SILENT_SECONDS = 20.0
+"""How long a server is waited for that is there and does not answer: a busy machine, or a suspended process."""
 IDLE_EXIT_SECONDS = 4 * 3600
 
 
@@ -137,21 +140,38 @@ def state_folder(home: Path) -> Path:
 
 def running(home: Path | None = None) -> Endpoint | None:
     """The endpoint of this home's server if it answers now, else None (no file, dead or other process)."""
+    endpoint = _written(home_folder(home))
+    return endpoint if endpoint and _answers(endpoint) else None
+
+
+def server_pid(home: Path | None = None) -> int | None:
+    """The process of this home's server if there is one, whether or not it answers."""
     folder = home_folder(home)
+    endpoint = _written(folder)
+    if endpoint is None or _released(state_folder(folder) / "serve.lock", 0):
+        return None
+    try:
+        os.kill(endpoint.pid, 0)
+    except ProcessLookupError:
+        return None
+    return endpoint.pid
+
+
+def _written(folder: Path) -> Endpoint | None:
+    """What the last server of this home has written about itself."""
     try:
         written = json.loads((state_folder(folder) / "endpoint.json").read_text())
         known = {f.name for f in dataclasses.fields(Endpoint)}
-        endpoint = Endpoint(**{k: v for k, v in written.items() if k in known and k != "home"}, home=folder)
+        return Endpoint(**{k: v for k, v in written.items() if k in known and k != "home"}, home=folder)
     except (OSError, ValueError, TypeError):
         return None
-    return endpoint if _answers(endpoint) else None
 
 
 def _answers(endpoint: Endpoint) -> bool:
     """Whether the very process that wrote the file answers at its address."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(endpoint.url + READY_PATH, timeout=10) as reply:
+        with opener.open(endpoint.url + READY_PATH, timeout=ANSWER_SECONDS) as reply:
             return bool(json.load(reply).get("pid") == endpoint.pid)
     except (OSError, ValueError, urllib.error.URLError):
         return False
@@ -160,12 +180,13 @@ def _answers(endpoint: Endpoint) -> bool:
 def ensure_running(home: Path | None = None) -> Endpoint:
     """The running control plane of this home, started as a daemon if there is none.
 
-    Raises LocalError when it cannot be started; the message ends with the last line of its log.
+    Raises LocalError when it cannot be started, where the message ends with the last line of its log, and when there
+    is one that does not answer.
     """
-    found = running(home)
+    folder = home_folder(home)
+    found = running(folder) or _in_time(folder)
     if found:
         return found
-    folder = home_folder(home)
     state = state_folder(folder)
     try:
         state.mkdir(parents=True, exist_ok=True)
@@ -178,6 +199,21 @@ def ensure_running(home: Path | None = None) -> Endpoint:
             f"the local control plane cannot keep its state in {state} ({told}); "
             "set SMTRAIN_HOME to a folder you can write"
         ) from None
+
+
+def _in_time(folder: Path) -> Endpoint | None:
+    """The endpoint of a server that was too busy to answer at once; None where there is none, or it goes away."""
+    deadline = time.monotonic() + SILENT_SECONDS
+    while (pid := server_pid(folder)) is not None:
+        if found := running(folder):
+            return found
+        if time.monotonic() > deadline:
+            raise LocalError(
+                f"the local control plane (process {pid}) does not answer; if it was suspended, `kill -CONT {pid}` "
+                "lets it go on, and `smtrain local stop` ends it"
+            )
+        time.sleep(0.1)
+    return None
 
 
 def revive(before: Endpoint) -> None:
@@ -193,6 +229,8 @@ def revive(before: Endpoint) -> None:
                 "the local control plane was stopped, and its jobs with it; the same command starts it and goes on"
             )
     again = ensure_running(before.home)
+    if again.pid == before.pid:
+        return
     if again.url != before.url:
         raise LocalError(
             f"the local control plane died and was started again at {again.url}, as another program has taken its old "
@@ -269,28 +307,35 @@ def server_environment() -> dict[str, str]:
 
 def shut_down(home: Path | None = None) -> None:
     """End the server of this home and wait for it; jobs that run are failed at the next start. No server: no-op."""
-    endpoint = running(home)
-    if endpoint is None:
+    folder = home_folder(home)
+    pid = server_pid(folder)
+    if pid is None:
         return
-    lock = state_folder(endpoint.home) / "serve.lock"
+    lock = state_folder(folder) / "serve.lock"
     for ending, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(endpoint.pid, ending)
+            os.kill(pid, ending)
+            os.kill(pid, signal.SIGCONT)  # one that was suspended takes the signal then
         if _released(lock, seconds):
             break
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(endpoint.pid, os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _released(lock: Path, seconds: float) -> bool:
     """Wait until the server has let go of the lock that it holds all its life."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with open(lock) as handle, contextlib.suppress(BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    while True:
+        try:
+            with open(lock) as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        except OSError:  # there is no lock, and so no server
             return True
         time.sleep(0.02)
-    return False
 
 
 @contextlib.contextmanager

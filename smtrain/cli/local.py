@@ -19,13 +19,16 @@ app = options.app()
 @app.command()
 def status() -> None:
     """Say whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
-    from smtrain.aws.local_plane import home_folder, running
+    from smtrain.aws.local_plane import home_folder, running, server_pid
     from smtrain.local.usage import aside, usage
 
     endpoint, used = running(), usage(home_folder())
     say(f"{used.line()}; `smtrain local clean` says what can go")
     for path in aside(used.home):
         say(f"damaged and set aside: {path}")
+    if endpoint is None and (pid := server_pid()) is not None:
+        say(f"process {pid} does not answer; if it was suspended, `kill -CONT {pid}`, and `smtrain local stop` ends it")
+        return
     if endpoint is None:
         say("the local control plane is not running; any command with --target local starts it")
         return

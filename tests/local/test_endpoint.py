@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.aws.local_plane import Endpoint, ensure_running, running, shut_down
+from smtrain.aws import local_plane
+from smtrain.aws.local_plane import Endpoint, ensure_running, revive, running, shut_down
+from smtrain.cli.local import status
 from smtrain.errors import LocalError
 
 from .conftest import ROOT
@@ -86,6 +89,28 @@ def test_the_client_half_does_not_import_the_server_half() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_suspended_server_is_named_waited_for_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local_plane, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(local_plane, "SILENT_SECONDS", 1.0)
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    first = ensure_running(tmp_path)
+    os.kill(first.pid, signal.SIGSTOP)
+    with pytest.raises(LocalError, match=rf"\(process {first.pid}\) does not answer; .* `kill -CONT {first.pid}`"):
+        ensure_running(tmp_path)
+    status()
+    assert f"process {first.pid} does not answer" in capsys.readouterr().out
+    monkeypatch.setattr(local_plane, "SILENT_SECONDS", 60.0)
+    threading.Timer(1.0, os.kill, (first.pid, signal.SIGCONT)).start()
+    revive(first)
+    assert "had died" not in capsys.readouterr().err
+    assert ensure_running(tmp_path) == first, "it was busy, and no second one was started"
+    os.kill(first.pid, signal.SIGSTOP)
+    shut_down(tmp_path)
+    assert running(tmp_path) is None
 
 
 def test_an_idle_server_leaves(start_server) -> None:
