@@ -17,6 +17,7 @@ MODULES = {
     ),
     "convert": ("numpy", "zlib_ng"),
     "lora": ("peft",),
+    "gguf": ("gguf",),
     "hub": ("datasets",),
     "eval": ("lm_eval", "accelerate"),
     "s3": ("s3fs", "fsspec"),

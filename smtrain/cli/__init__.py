@@ -35,7 +35,7 @@ COMMANDS = {
     "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),
     "evaluate": ("smtrain.cli.evaluate", "Judge a model by lm-evaluation-harness, before and after its training."),
     "data": ("smtrain.cli.data", "`prepare`, `merge`, `split`, `inspect`, `export` or `import` tokens."),
-    "demo": ("smtrain.cli.demo", "From this machine's Python sources to a trained model that writes text."),
+    "demo": ("smtrain.cli.demo", "SmolLM2-135M learns this machine's Python documentation: answers before and after."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
     "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine; `clean` frees its disk."),

@@ -1,31 +1,66 @@
-"""`smtrain demo`: the whole path on this machine."""
+"""`smtrain demo`: the whole path on this machine, with a real model where one can be had."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
 from smtrain.cli import options
 
 app = options.app()
-CONFIG = Path(__file__).resolve().parent.parent / "demo" / "tiny-llama.yaml"
+CONFIGS = Path(__file__).resolve().parent.parent / "demo"
+TINY, REAL = CONFIGS / "tiny-llama.yaml", CONFIGS / "smollm2.yaml"
 
 
 @app.command()
 def demo(
-    out: Annotated[str, typer.Option(metavar="FOLDER", help="Where the model and the loss curve go.")] = "runs/demo",
+    out: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the model and the loss curve go; default: runs/smollm2, or runs/demo of the tiny model.",
+            show_default=False,
+        ),
+    ] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Train a tiny model from scratch instead, which needs no download.")
+    ] = False,
     set_: options.Set = None,
     again: options.Again = False,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """From this machine's Python sources to a trained model that writes text; a second call skips what is done."""
+    """SmolLM2-135M learns this machine's Python documentation, and answers before and after; a second call skips what
+    is done. Where the model cannot be had, a tiny one is trained from scratch."""
     from rich.console import Console
 
     from smtrain.cli.demo_show import show
     from smtrain.submission.api import run
 
-    options.folder_of("--out", out)
-    done = run(CONFIG, target="local", again=again, set_=set_ or ())
-    show(done, Path(out), Console(), overwrite=overwrite)
+    folder, console = options.folder_of("--out", out), Console()
+    if not tiny and _can_be_had(set_ or []):
+        from smtrain.cli.demo_answers import run_and_show
+
+        run_and_show(REAL, Path(folder or "runs/smollm2"), console, set_=set_ or [], again=again, overwrite=overwrite)
+        return
+    done = run(TINY, target="local", again=again, set_=set_ or ())
+    show(done, Path(folder or "runs/demo"), console, overwrite=overwrite)
+
+
+def _can_be_had(set_: list[str]) -> bool:
+    """Whether the real model is here now; what is wrong with `--set` is told before anything is fetched."""
+    from smtrain.demo.inputs import materialise
+    from smtrain.demo.smollm2 import UnavailableError
+    from smtrain.planner.resolve import load_config
+    from smtrain.text import say
+
+    config = load_config(REAL, set_=set_, target="local")
+    if not config.model.path.startswith("demo://"):
+        return True
+    try:
+        materialise(config.model.path, say)
+    except UnavailableError as error:
+        say(f"{error}; the demo goes on with a tiny model from scratch, as with --tiny")
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,10 +18,13 @@ from smtrain.submission.api import Run
 from smtrain.text import clean
 
 
-def show(run: Run, folder: Path, console: Console, *, overwrite: bool = False) -> None:
+def show(
+    run: Run, folder: Path, console: Console, *, overwrite: bool = False, texts: Callable[[], None] | None = None
+) -> None:
     """Print the run's table, sparkline and texts, and leave model and picture in `folder`.
 
-    Raises `JobError`, after everything else is told, where it would replace other files there, unless `overwrite`.
+    `texts` prints them in place of this. Raises `JobError`, after everything else is told, where it would replace other
+    files there, unless `overwrite`.
     """
     model, refused = folder / "model", None
     try:
@@ -38,14 +42,20 @@ def show(run: Run, folder: Path, console: Console, *, overwrite: bool = False) -
         table.add_row(result.stage, took, Text(result.output.removeprefix(base)))
     table.add_row("total", spell(sum(result.seconds for result in run.results)), "", style="bold")
     console.print(table)
-    losses = [record["loss"] for record in metrics]
+    steps = [record for record in metrics if "loss" in record]
+    losses = [record["loss"] for record in steps]
     if losses:
         console.print(f"loss {losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f} over {len(losses)} steps")
-        last = metrics[-1]
+        last = steps[-1]
         console.print(f"last step: {last['tokens_per_s']:.0f} tokens/s, grad norm {last['grad_norm']:.3f}")
-    for text in run.texts:
-        console.print(clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False)
-        console.print(clean(text["completion"]), markup=False, highlight=False)
+    if told := held_out(metrics):
+        console.print(told)
+    if texts is not None:
+        texts()
+    else:
+        for text in run.texts:
+            console.print(clean(f"> {text['prompt']}"), style="bold", end="", markup=False, highlight=False)
+            console.print(clean(text["completion"]), markup=False, highlight=False)
     if refused:
         raise refused
     try:
@@ -54,3 +64,15 @@ def show(run: Run, folder: Path, console: Console, *, overwrite: bool = False) -
         curve = f"not drawn: {error}"
     said = f"loss curve: {curve}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
     console.print(said, markup=False)
+
+
+def held_out(records: Sequence[dict[str, float]]) -> str:
+    """The losses on held-out text as a line with a curve; empty where there were no validations."""
+    judged = [record for record in records if "val_loss" in record]
+    if not judged:
+        return ""
+    first, last = judged[0], judged[-1]
+    return (
+        f"loss {first['val_loss']:.3f} {sparkline([record['val_loss'] for record in judged])} {last['val_loss']:.3f} "
+        f"on what is held out: perplexity {first['val_ppl']:.1f} before, {last['val_ppl']:.1f} after"
+    )

@@ -49,7 +49,7 @@ class Model(Section):
 
     path: str
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
-    or demo://tiny-llama."""
+    demo://smollm2 or demo://tiny-llama."""
     token: Secret | None = None
     """The Hugging Face token that gated or private hf:// models and data need."""
     init: Literal["weights", "scratch"] = "weights"

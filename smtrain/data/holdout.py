@@ -6,8 +6,11 @@ weight or the machines, and its exact copies fall on the same side. Megatron's `
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,3 +52,9 @@ class HoldOut:
             return None
         bounds = [round(share * total) for share in (self.split[0], self.split[0] + self.split[1])]
         return np.searchsorted(bounds, np.arange(first, first + count), "right").astype(np.int8)
+
+
+def conversation_hash(messages: list[dict[str, Any]]) -> int:
+    """64 bits of BLAKE2 of a conversation, by which it is held out or not."""
+    text = json.dumps(messages, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 
 from smtrain.data.blocks import Block
 from smtrain.data.chat import ChatTemplate, RecordFault, Rendered, Shape, conversation
-from smtrain.data.holdout import HoldOut
+from smtrain.data.holdout import HoldOut, conversation_hash
 from smtrain.data.reading import BadLine
 from smtrain.data.records import read_records
 from smtrain.data.tokenizer import load_tokenizer
@@ -69,7 +67,7 @@ class Maker:
                 found.bad.append(BadLine(block.file.name, line, str(fault)))
                 continue
             rendered += texts
-            hashes += [_hash(said.messages)] * len(texts)
+            hashes += [conversation_hash(said.messages)] * len(texts)
             told[_SPLIT] += len(texts) > 1
         encoded = (self._fitted(ids, mask, told) for ids, mask in self._encoded(rendered))
         found_sides = self._holdout.by_hash(np.array(hashes, np.uint64)) if self._holdout else None
@@ -118,12 +116,6 @@ class Maker:
             told[NO_ANSWER] += 1
             return None
         return ids, mask
-
-
-def _hash(messages: list[dict[str, Any]]) -> int:
-    """64 bits of BLAKE2 of a conversation."""
-    text = json.dumps(messages, sort_keys=True, default=str)
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
 def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:

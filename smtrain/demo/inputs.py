@@ -1,5 +1,5 @@
-"""`demo://` inputs: the Python standard library's own source as text, questions about it with its docstrings for
-answers, and a small Llama with a tokenizer and a chat template."""
+"""`demo://` inputs: the Python standard library's own source as text, questions about it with its documentation for
+answers, a small Llama with a tokenizer and a chat template, and SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from smtrain.demo import smollm2
+from smtrain.demo.documentation import documentation
 from smtrain.errors import ConfigError
 from smtrain.home import home
+from smtrain.text import Say
 
-TEXT, QUESTIONS, MODEL = "demo://python-stdlib", "demo://python-questions", "demo://tiny-llama"
+TEXT, QUESTIONS, HELP = "demo://python-stdlib", "demo://python-questions", "demo://python-help"
+MODEL, SMOLLM2 = "demo://tiny-llama", "demo://smollm2"
 VOCABULARY = 512
 END = "<|endoftext|>"
 # alpaca's headings, which need no token of their own; the end of text ends an answer
@@ -43,12 +47,18 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def materialise(uri: str) -> Path:
+def materialise(uri: str, say: Say = lambda _: None) -> Path:
     """The folder that a demo:// URI stands for, made on first use below $SMTRAIN_HOME/demo.
 
-    Raises `ConfigError` for an unknown name.
+    Raises `ConfigError` for an unknown name, its `UnavailableError` for what this machine cannot fetch.
     """
-    makers: dict[str, Callable[[Path], None]] = {TEXT: _write_text, QUESTIONS: _write_questions, MODEL: _write_model}
+    makers: dict[str, Callable[[Path], None]] = {
+        TEXT: _write_text,
+        QUESTIONS: _write_questions,
+        HELP: _write_help,
+        MODEL: _write_model,
+        SMOLLM2: lambda folder: smollm2.write(folder, say),
+    }
     if uri not in makers:
         raise ConfigError([f"{uri}: no such demo input; there are {', '.join(makers)}"])
     folder = home() / "demo" / uri.removeprefix("demo://")
@@ -56,17 +66,20 @@ def materialise(uri: str) -> Path:
         part = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        makers[uri](part)
         try:
+            makers[uri](part)
             part.rename(folder)
-        except OSError:  # another process made it meanwhile; its content is the same
-            shutil.rmtree(part)
+        except OSError:
+            if not folder.is_dir():  # else another process made it meanwhile; its content is the same
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
-def described() -> dict[str, Any]:
-    """What the demo model's config.json says of its shape."""
-    return {"model_type": "llama", **LLAMA}
+def described(uri: str = MODEL) -> dict[str, Any] | None:
+    """What config.json says of a demo:// model, which need not be there yet; None for what is no model."""
+    return {MODEL: {"model_type": "llama", **LLAMA}, SMOLLM2: smollm2.CONFIG}.get(uri)
 
 
 def _write_text(folder: Path) -> None:
@@ -94,6 +107,12 @@ def _write_questions(folder: Path) -> None:
                     what = "class" if isinstance(node, ast.ClassDef) else "function"
                     asked = f"What is the {what} {path.stem}.{node.name} for?"
                     out.write(json.dumps({"instruction": asked, "output": said.split("\n\n")[0]}) + "\n")
+
+
+def _write_help(folder: Path) -> None:
+    """What `help()` says here, as alpaca's records."""
+    with (folder / "help.jsonl").open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(record) + "\n" for record in documentation())
 
 
 def _write_model(folder: Path) -> None:

@@ -47,8 +47,8 @@ def shape_of(config: JobConfig) -> ModelShape:
     if config.model.path.startswith("demo://"):
         from smtrain.demo import inputs as demo
 
-        if config.model.path == demo.MODEL:
-            return ModelShape.from_config(demo.described())
+        if (told := demo.described(config.model.path)) is not None:
+            return ModelShape.from_config(told)
     shape = named_shape(config.model.path.partition("@")[0])
     if shape is None:
         raise ConfigError(
@@ -71,10 +71,10 @@ def described_of(config: JobConfig) -> dict[str, Any] | None:
 
 def positions_of(config: JobConfig) -> int | None:
     """The longest sequence of a model whose config.json lies on this machine."""
-    if config.model.path == "demo://tiny-llama":
+    if config.model.path.startswith("demo://"):
         from smtrain.demo import inputs as demo
 
-        described: Any = demo.described()
+        described: Any = demo.described(config.model.path)
     elif "://" in config.model.path:
         return None
     else:

@@ -99,7 +99,7 @@ SURFACE = {
         *("--out", "--json", "--overwrite", "--target"),
     },
     "images": {"--region", "--engine", "--json"},
-    "demo": {"--out", "--set", "--again", "--overwrite"},
+    "demo": {"--out", "--tiny", "--set", "--again", "--overwrite"},
     "config": {"schema", "show"},
     "pool": {"list", "release"},
     "local": {"status", "stop"},

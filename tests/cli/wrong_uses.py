@@ -174,7 +174,8 @@ def of_the_command_line() -> Iterator[Use]:
         ["pool", "release"], ["pool", "release", "job", "--all"], ["pool", "release", ""],
         ["local", "clean", "--older-than", "soon"], ["local", "clean", "--older-than", "-1d"],
         ["demo", "--out", ""], ["demo", "--out", "run.yaml"], ["demo", "--set", "train"],
-        ["demo", "--set", "train.lr=x"],
+        ["demo", "--set", "train.lr=x"], ["demo", "--tiny", "--set", "train.lr=x"], ["demo", "--tiny", "--out", ""],
+        ["demo", "--tiny", "tiny"], ["demo", "--set", "train.adapter.rank=0"],
     ):  # fmt: skip
         yield Use(tuple(words))
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import smtrain
 from smtrain.aws.s3 import list_objects
+from smtrain.cli.demo_answers import run_and_show
 from smtrain.contract.uris import split_uri
 from smtrain.demo.inputs import CHAT_TEMPLATE
 from tests.job.test_local_run import exact_records
@@ -63,6 +67,21 @@ def test_a_run_goes_from_records_to_an_answer(whole: smtrain.Run, tmp_path: Path
     told = "\n".join(line.text for line in whole.job("prepare").lines())
     assert "120 documents" in told
     assert "answers found by what each turn adds to its prompt" in told
+
+
+def test_the_demo_shows_its_answers_before_and_after(whole: smtrain.Run, base: dict[str, Any], tmp_path: Path) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    run_and_show(base, tmp_path, console)
+    said = console.export_text()
+    asked, _, told = said.partition("run sft in s3://")
+    assert "answers before it is trained" in asked
+    assert "what is red number 7?" in asked
+    found = re.search(r"what is red number 7\?\n  before +(.*)\n(?:  .*\n)*?  after +(.*)\n", told)
+    assert found is not None
+    before, after = found.groups()
+    assert after.strip() == whole.texts[0]["completion"].strip()
+    assert before.strip() != after.strip()
+    assert (tmp_path / "model/config.json").is_file()
 
 
 def test_it_goes_on_from_the_same_row_with_other_data_parallel_ranks(whole: smtrain.Run, base: dict[str, Any]) -> None:

@@ -1,0 +1,76 @@
+"""What `help()` says of Python's functions, classes and methods on this machine, as questions and answers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+# Modules whose import does nothing else; what this Python was built without is left out.
+MODULES = (
+    "builtins", "argparse", "ast", "base64", "bisect", "calendar", "codecs", "collections", "configparser",
+    "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fileinput", "fnmatch",
+    "fractions", "functools", "getpass", "glob", "gzip", "hashlib", "heapq", "hmac", "html", "http.client", "inspect",
+    "io", "ipaddress", "itertools", "json", "linecache", "locale", "logging", "math", "mimetypes", "operator", "os",
+    "os.path", "pathlib", "pickle", "platform", "pprint", "queue", "random", "re", "secrets", "shelve", "shlex",
+    "shutil", "signal", "socket", "sqlite3", "stat", "statistics", "string", "struct", "subprocess", "sys", "tarfile",
+    "tempfile", "textwrap", "threading", "time", "timeit", "tokenize", "traceback", "types", "typing", "unicodedata",
+    "unittest", "urllib.parse", "urllib.request", "uuid", "warnings", "weakref", "xml.etree.ElementTree", "zipfile",
+    "zlib",
+)  # fmt: skip
+LONGEST_TEXT, LONGEST_SIGNATURE = 300, 120
+
+
+def documentation() -> Iterator[dict[str, str]]:
+    """Alpaca's records: what is NAME in Python, and its signature with the first paragraph of its docstring."""
+    seen: set[int] = set()
+    for module in MODULES:
+        try:
+            public = _public(importlib.import_module(module))
+        except ImportError:
+            continue
+        for name, value in public:
+            path = name if module == "builtins" else f"{module}.{name}"
+            for called, one in ((path, value), *((f"{path}.{method}", one) for method, one in _methods(value))):
+                told = described(called.rpartition(".")[2], one)
+                if told is not None and id(one) not in seen:
+                    seen.add(id(one))
+                    yield {"instruction": f"What is {called} in Python?", "output": told}
+
+
+def described(name: str, value: Any) -> str | None:
+    """`value` as `help()` shows it: signature, and below it the first paragraph. None where there is no such thing."""
+    try:
+        signature = str(inspect.signature(value))
+    except (ValueError, TypeError):
+        return None
+    paragraph = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+    if not paragraph or paragraph.startswith(f"{name}(") or " at 0x" in signature:
+        return None
+    if len(paragraph) > LONGEST_TEXT or len(signature) > LONGEST_SIGNATURE:
+        return None
+    return f"{name}{signature}\n    {paragraph}"
+
+
+def _public(module: ModuleType) -> list[tuple[str, Any]]:
+    """Functions and classes of a module by name; attributes that a module makes on demand may warn, and are left."""
+    held = vars(module)
+    names = held.get("__all__") or [name for name in held if not name.startswith("_")]
+    return [
+        (name, held[name])
+        for name in sorted(set(names))
+        if name in held and (inspect.isroutine(held[name]) or inspect.isclass(held[name]))
+    ]
+
+
+def _methods(value: Any) -> list[tuple[str, Any]]:
+    """A class's own public methods by name; nothing for a function."""
+    if not inspect.isclass(value):
+        return []
+    return [
+        (name, one)
+        for name, one in sorted(vars(value).items())
+        if not name.startswith("_") and inspect.isroutine(one) and not isinstance(one, (staticmethod, classmethod))
+    ]
