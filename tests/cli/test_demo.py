@@ -72,14 +72,10 @@ def test_without_an_index_the_demo_says_why_and_goes_on(
 def test_the_held_out_loss_is_told_before_and_after() -> None:
     step = {"loss": 1.0, "grad_norm": 1.0}
     judged = [{"val_loss": loss, "val_ppl": ppl} for loss, ppl in ((3.0, 20.0855), (2.5, 12.1825), (2.0, 7.3891))]
-    records = [
-        {"step": 0, **judged[0]},
-        {"step": 1, **step},
-        {"step": 2, **step, **judged[1]},
-        {"step": 4, **judged[2]},
-    ]
+    steps = [{"step": 0}, {"step": 1, **step}, {"step": 2, **step}, {"step": 4, **step}]
+    records = [steps[0] | judged[0], steps[1], steps[2] | judged[1], steps[3] | judged[2]]
     said = held_out(records)
     assert said.startswith("loss 3.000 ")
     assert " 2.000 on what is held out" in said
     assert said.endswith("perplexity 20.1 before, 7.4 after")
-    assert held_out(records[1:2]) == ""
+    assert held_out(steps) == ""
