@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from textwrap import wrap
 
@@ -16,6 +17,7 @@ from smtrain.cli.demo_show import show
 from smtrain.config import JobConfig
 from smtrain.config.load import Source
 from smtrain.demo.inputs import HELP, materialise
+from smtrain.home import home
 from smtrain.planner.resolve import load_config
 from smtrain.submission.api import run
 from smtrain.text import clean
@@ -62,14 +64,23 @@ def run_and_show(
 
 
 def answers(config: JobConfig) -> dict[str, str]:
-    """What the model that training starts from says to the prompts of stage generate, by prompt; sampled as there."""
+    """What the model that training starts from says to the prompts of stage generate, by prompt; sampled as there.
+
+    Kept in $SMTRAIN_HOME/demo, so that a second call asks for nothing, and an interrupted one for what is missing.
+    """
     from smtrain.talk.batch import generate
 
-    asked = config.generate
-    found = generate(
-        config.model.path, list(asked.prompts), chat=config.train.objective == "sft",
-        max_new_tokens=asked.max_new_tokens, temperature=asked.temperature,
-    )  # fmt: skip
+    asked, chat = config.generate, config.train.objective == "sft"
+    key = json.dumps([config.model.path, asked.prompts, chat, asked.max_new_tokens, asked.temperature])
+    kept = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
+    if kept.is_file():
+        found = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+    else:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        found = generate(
+            config.model.path, list(asked.prompts), out=kept, chat=chat, max_new_tokens=asked.max_new_tokens,
+            temperature=asked.temperature,
+        )  # fmt: skip
     return {record["prompt"]: record["completion"] for record in found}
 
 

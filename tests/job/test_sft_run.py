@@ -14,9 +14,11 @@ from rich.console import Console
 
 import smtrain
 from smtrain.aws.s3 import list_objects
-from smtrain.cli.demo_answers import run_and_show
+from smtrain.cli.demo_answers import answers, run_and_show
 from smtrain.contract.uris import split_uri
 from smtrain.demo.inputs import CHAT_TEMPLATE
+from smtrain.home import home
+from smtrain.planner.resolve import load_config
 from tests.job.test_local_run import exact_records
 
 pytestmark = pytest.mark.slow
@@ -82,6 +84,11 @@ def test_the_demo_shows_its_answers_before_and_after(whole: smtrain.Run, base: d
     assert after.strip() == whole.texts[0]["completion"].strip()
     assert before.strip() != after.strip()
     assert (tmp_path / "model/config.json").is_file()
+    [kept] = (home() / "demo").glob("answers-*.jsonl")
+    told = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+    kept.write_text("".join(json.dumps(one | {"completion": "as it was"}) + "\n" for one in told), "utf-8")
+    assert set(answers(load_config(base, target="local")).values()) == {"as it was"}  # a second call asks nothing
+    kept.unlink()
 
 
 def test_it_goes_on_from_the_same_row_with_other_data_parallel_ranks(whole: smtrain.Run, base: dict[str, Any]) -> None:
