@@ -27,7 +27,7 @@ _FUNCTION = re.compile(r"What is [a-z_]+\.[a-z_0-9]+ in")
 
 
 @dataclass(frozen=True)
-class Record:
+class Question:
     """A question of the documentation with its answer, and whether the training never sees it."""
 
     question: str
@@ -84,7 +84,7 @@ def answers(config: JobConfig) -> dict[str, str]:
     return {record["prompt"]: record["completion"] for record in found}
 
 
-def records(config: JobConfig) -> list[Record]:
+def records(config: JobConfig) -> list[Question]:
     """The questions that the run learns from or holds out, as stage prepare divides them; none where it has its own."""
     held_out = config.train.validation
     if config.data.path != HELP:
@@ -99,10 +99,10 @@ def records(config: JobConfig) -> list[Record]:
     hashes = np.array([conversation_hash(conversation(row).messages) for row in rows], np.uint64)
     sides = HoldOut(fraction=held_out.fraction if held_out else None).by_hash(hashes)
     apart = np.zeros(len(rows), bool) if sides is None else sides == HELD
-    return [Record(row["instruction"], row["output"], bool(side)) for row, side in zip(rows, apart, strict=True)]
+    return [Question(row["instruction"], row["output"], bool(side)) for row, side in zip(rows, apart, strict=True)]
 
 
-def chosen(known: Sequence[Record], count: int = ASKED) -> list[Record]:
+def chosen(known: Sequence[Question], count: int = ASKED) -> list[Question]:
     """Questions to ask: functions with short answers from all over the alphabet, held-out ones where there are any."""
     kept = [one for one in known if one.held_out] or list(known)
     functions = [one for one in kept if len(one.answer) < 160 and _FUNCTION.match(one.question)] or kept
