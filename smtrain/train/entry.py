@@ -14,6 +14,7 @@ from smtrain.contract.container import Container
 from smtrain.disk import disk_sentence
 from smtrain.errors import SmtrainError
 from smtrain.train.last_words import say, within
+from smtrain.train.out_of_memory import memory_sentence
 
 
 def main(stage: Callable[[JobConfig, Container], None]) -> None:
@@ -23,12 +24,16 @@ def main(stage: Callable[[JobConfig, Container], None]) -> None:
     """
     container = Container.from_files()
     threading.excepthook = _of_thread
+    config = None
     try:
-        stage(stage_config(container), container)
+        config = stage_config(container)
+        stage(config, container)
     except SmtrainError as error:
         fail(container, str(error))
     except Exception as error:
         if told := disk_sentence(error, container.root):
+            fail(container, told)
+        if config is not None and (told := memory_sentence(error, config)):
             fail(container, told)
         # One write, marked as torch marks a rank's traceback: other ranks write to the same log.
         mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
