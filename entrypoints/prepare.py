@@ -80,6 +80,7 @@ def stage(config: JobConfig, container: Container) -> None:
     ]
     common: dict[str, Any] = {
         "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers,
+        "encoding": data.encoding,
         "holdout": holdout(config, container),
     }  # fmt: skip
     sft = config.train.objective == "sft"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, cast
@@ -19,7 +20,7 @@ FLAGS = {
     "train.objective: pretrain": "--objective pretrain", "train.objective": "--objective", "model.path": "--model",
     "data.format": "--format", "data.text_column": "--text-column", "data.separator": "--separator",
     "train.validation.fraction": "--validation-fraction", "train.validation.path": "--validation-path",
-    "train.validation.split": "--validation-split", "data.max_bad": "--max-bad",
+    "train.validation.split": "--validation-split", "data.max_bad": "--max-bad", "data.encoding": "--encoding",
     "set append_eod to false": "give --no-eod", "shares": "SHARE",
 }  # fmt: skip
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
@@ -36,9 +37,20 @@ def prepare(
     model: Model,
     seq_len: SeqLen = 4096,
     form: Annotated[
-        str, typer.Option("--format", help="auto, jsonl, parquet, arrow, text, megatron, alpaca or messages.")
+        str,
+        typer.Option(
+            "--format",
+            help="auto, jsonl, json, parquet, arrow, csv, text, mediawiki, wikiextractor, warc, tar, megatron, alpaca "
+            "or messages.",
+        ),
     ] = "auto",
-    text_column: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
+    text_column: Annotated[
+        str, typer.Option(help="Field of the text, also a.b, or a template: '{title} {text}'.")
+    ] = "text",
+    encoding: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="What the text is in where it is not UTF-8, e.g. cp1252.", show_default=False),
+    ] = None,
     separator: Annotated[Optional[str], typer.Option(help="What stands between documents of plain text.")] = None,  # noqa: UP045
     unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
     strip_control: Annotated[bool, typer.Option("--strip-control", help="Remove control characters.")] = False,
@@ -70,14 +82,21 @@ def prepare(
         )
     if unicode not in ("none", "nfc", "nfkc"):
         raise ConfigError([f"--unicode {unicode}: must be none, nfc or nfkc"])
+    if encoding is not None:
+        try:
+            codecs.lookup(encoding)
+        except LookupError:
+            raise ConfigError(
+                [f"--encoding {encoding}: is no encoding that Python knows; name one such as cp1252"]
+            ) from None
     typed(FLAGS)
     options.folder_of("OUT", output)
     for given in inputs:
         named("INPUT", given)
     named("--model", model)
     common: dict[str, Any] = {
-        "seq_len": seq_len, "format": form, "workers": workers, "max_bad": max_bad, "overwrite": overwrite,
-        "holdout": _holdout(validation_fraction, validation_path, validation_split),
+        "seq_len": seq_len, "format": form, "workers": workers, "encoding": encoding, "max_bad": max_bad,
+        "overwrite": overwrite, "holdout": _holdout(validation_fraction, validation_path, validation_split),
     }  # fmt: skip
     if objective == "sft":
         from smtrain.data.sft import prepare_sft

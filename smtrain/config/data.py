@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from smtrain.config.section import Section
 
@@ -30,11 +31,17 @@ class Data(Section):
     prepared: str | None = None
     """A dataset that `prepare` wrote earlier, as an s3:// URI or a folder, on AWS also fsx:// or efs://; the
     prepare stage is then skipped."""
-    format: Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron", "alpaca", "messages"] = "auto"
+    format: Literal[
+        "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc",
+        "tar", "alpaca", "messages",
+    ] = "auto"  # fmt: skip
     """How to read the files; `auto` goes by their names. Records of train.objective sft are told apart by their fields
     unless this says `alpaca` (instruction, input, output) or `messages` (also ShareGPT's conversations)."""
     text_column: str = "text"
-    """The field (jsonl) or column (parquet, arrow) that holds the text."""
+    """The field or column that holds the text, a nested one as `meta.text`, or a template over several, such as
+    `{title} {text}`."""
+    encoding: str | None = None
+    """What the text is in where it is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is seen by itself."""
     separator: str | None = Field(None, min_length=1)
     """What stands between documents in plain text files; default: a file is a document."""
     unicode: Literal["none", "nfc", "nfkc"] = "none"
@@ -58,6 +65,16 @@ class Data(Section):
     """Machines that prepare together, of `compute.cpu_instance_type`; the result is the same for any number."""
     spot: bool = True
     """Whether several machines are spot instances; what they have done outlives an interruption."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is not None:
+            try:
+                codecs.lookup(name)
+            except LookupError:
+                raise ValueError(f"{name!r} is no encoding that Python knows; name one such as cp1252") from None
+        return name
 
     @property
     def all_sources(self) -> tuple[TextSource, ...]:

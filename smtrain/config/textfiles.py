@@ -23,10 +23,18 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "arrow": (".arrow",),
     "megatron": (".idx",),
     "text": (".txt",),
+    "json": (),  # one array, told from lines by its beginning
+    "csv": (".csv", ".tsv"),
+    "mediawiki": (".xml",),
+    "wikiextractor": (),  # wiki_00, wiki_01...
+    "warc": (".warc", ".wet"),
+    "tar": (".tar",),
 }
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4"}
 """Of a whole file, for the kinds that are read from their beginning to their end."""
-_COMPRESSED = ("jsonl", "text")
+STREAMS = ("jsonl", "text", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar")
+"""Kinds that are read from their beginning to their end, and so may be compressed."""
+_EXTRACTED = re.compile(r"wiki_\d+")
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)-\d{5}-of-\d{5}\b.*")
 _HEAD = 1 << 16
@@ -63,13 +71,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def compression(name: str) -> str | None:
-    """gzip, bz2, xz, zstd or None, by the ending."""
+    """gzip, bz2, xz, zstd, lz4 or None, by the ending."""
     return COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
 
 
 def kind(name: str) -> str | None:
     """A key of ENDINGS, by the ending; None for one that says nothing."""
-    kinds = _COMPRESSED if compression(name) else tuple(ENDINGS)
+    if _EXTRACTED.fullmatch(PurePosixPath(_bare(name)).name):
+        return "wikiextractor"
+    kinds = STREAMS if compression(name) else tuple(ENDINGS)
     return next((kind for kind in kinds if _bare(name).endswith(ENDINGS[kind])), None)
 
 
@@ -118,7 +128,7 @@ def choose(
     splits = _other_splits(sizes, open_file)
     described = _described(sizes, open_file)
     for name, size in sizes.items():
-        known = kind(name)
+        known = kind_of(name, open_file) if size else kind(name)
         path = PurePosixPath(name)
         if split := next((why for folder, why in splits.items() if folder in path.parents or folder == path), None):
             why = split
@@ -139,7 +149,9 @@ def choose(
         elif known == "arrow" and path.parent in described and path.name not in described[path.parent]:
             why = "it is not of the data set that the state.json beside it describes"
         else:
-            why = _no_lines(name, open_file) if _bare(name).endswith(".json") else ""
+            why = _no_lines(name, open_file) if _bare(name).endswith(".json") and known == "jsonl" else ""
+            if known == "mediawiki" and form == "auto" and b"<mediawiki" not in _head(name, open_file):
+                why = "it is XML and no MediaWiki dump; give text of it"
         if why:
             made.left_out.append(LeftOut(name, why))
         else:
@@ -204,21 +216,36 @@ def _json(name: str, open_file: Callable[[str], IO[bytes]]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _no_lines(name: str, open_file: Callable[[str], IO[bytes]]) -> str:
-    """Why a .json file is not JSON lines, which many are; "" where it is, or where the reading will tell."""
+def kind_of(name: str, open_file: Callable[[str], IO[bytes]]) -> str | None:
+    """A key of ENDINGS, by the ending and, where a .json is one array, by the beginning."""
+    known = kind(name)
+    if known == "jsonl" and _bare(name).endswith(".json"):
+        head = _head(name, open_file).removeprefix(b"\xef\xbb\xbf").lstrip()
+        return "json" if head.startswith(b"[") else known
+    return known
+
+
+def _head(name: str, open_file: Callable[[str], IO[bytes]]) -> bytes:
+    """The beginning of a file, unpacked; nothing where it cannot be."""
     openers: dict[str | None, Any] = {None: lambda raw: raw, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
     unpack = openers.get(compression(name))
-    if unpack is None:  # zstd, which the standard library has not
-        return ""
+    if unpack is None:
+        return b""  # zstd and lz4, which the standard library has not
     try:
         with open_file(name) as raw:
-            head = unpack(raw).read(_HEAD)
+            head: bytes = unpack(raw).read(_HEAD)
     except (OSError, EOFError, lzma.LZMAError):
+        return b""
+    return head
+
+
+def _no_lines(name: str, open_file: Callable[[str], IO[bytes]]) -> str:
+    """Why a .json file is not JSON lines, which many are; "" where it is, or where the reading will tell."""
+    head = _head(name, open_file)
+    if not head:
         return ""
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     line, end, rest = head.partition(b"\n")
-    if head.startswith(b"["):
-        return "it is one JSON array; write a record a line, as .jsonl"
     if not end and len(head) >= _HEAD - 3:
         return ""  # a long line
     try:

@@ -11,6 +11,7 @@ import lzma
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from smtrain.data import transcoding
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError, first_line
@@ -83,15 +85,19 @@ def cut_file(
 
     Raises DataError where it cannot be read at all, or a table's column is not what is `wanted` of it.
     """
+    from smtrain.data import tables  # which makes these blocks
+
     try:
         if file.kind == "parquet":
-            yield from _parquet_blocks(file, text_column, wanted, stretch)
+            yield from tables.parquet_blocks(file, text_column, wanted, stretch)
         elif file.kind == "arrow":
-            yield from _arrow_blocks(file, text_column, wanted)
+            yield from tables.arrow_blocks(file, text_column, wanted)
         elif file.kind == "megatron":
             yield from _megatron_blocks(file)
         elif file.kind == "text" and separator is None:
             yield from _whole_text(file)
+        elif file.kind not in ("jsonl", "text"):
+            yield from _form_blocks(file, text_column)
         else:
             yield from _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
@@ -103,11 +109,23 @@ def cut_file(
         raise DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.") from None
 
 
-def _unpacked(file: SourceFile, raw: Any) -> Any:
-    """What `read` gives the text of."""
-    if file.compression == "xz":
-        return lzma.open(raw)
-    return pa.CompressedInputStream(raw, file.compression) if file.compression else raw
+def unpacked(file: SourceFile, raw: Any) -> Any:
+    """What `read` gives the text of, in UTF-8."""
+    stream = raw
+    if file.compression:
+        # pyarrow has no xz
+        open_ = (
+            lzma.open if file.compression == "xz" else partial(pa.CompressedInputStream, compression=file.compression)
+        )
+        stream = open_(raw)
+    return transcoding.in_utf8(file, stream) if file.kind not in ("warc", "tar") else stream
+
+
+def _form_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
+    from smtrain.data.forms import form_blocks  # which reads these blocks
+
+    with file.open() as raw:
+        yield from form_blocks(file, text_column, raw, unpacked(file, raw))
 
 
 def _ends_with(file: SourceFile, separator: str | None) -> bytes:
@@ -121,13 +139,15 @@ def can_be_cut(file: SourceFile, separator: str | None = None) -> bool:
     """
     if file.compression or file.kind not in ("jsonl", "text") or (file.kind == "text" and separator is None):
         return False
+    if transcoding.encoding_of(file):
+        return False
     end = _ends_with(file, separator)
     return not any(end.startswith(end[i:]) for i in range(1, len(end)))
 
 
 def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterator[Block]:
     with file.open() as raw:
-        stream = _unpacked(file, raw)
+        stream = unpacked(file, raw)
         rest = _before(raw, separator, stretch.start, file) if stretch.start else b""
         told, first, at_most = stretch.start - len(rest), stretch.start == 0, stretch.stop - stretch.start
         while True:
@@ -143,7 +163,7 @@ def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterato
                     return  # it ends in a later stretch
                 continue
             if data:
-                at = raw.tell() - (0 if file.compression else len(data) - cut)
+                at = raw.tell() - (len(data) - cut if stream is raw else 0)
                 yield Block(file, at - told, first, data[:cut])
                 told, first = at, False
             rest = data[cut:]
@@ -167,7 +187,7 @@ def _before(raw: Any, separator: bytes, at: int, file: SourceFile) -> bytes:
 
 def _whole_text(file: SourceFile) -> Iterator[Block]:
     with file.open() as raw:
-        stream = _unpacked(file, raw)
+        stream = unpacked(file, raw)
         data = stream.read(LARGEST_DOCUMENT + 1)
     if len(data) > LARGEST_DOCUMENT:
         raise DataError(_too_long(file))
@@ -179,60 +199,6 @@ def _too_long(file: SourceFile) -> str:
         f"{file.path} has a document of more than {LARGEST_DOCUMENT >> 20} MiB, which does not fit in memory; "
         "set data.separator to what stands between its documents, or data.format to what it is."
     )
-
-
-def row_groups(file: SourceFile) -> list[int]:
-    """Bytes of each row group of a Parquet file. Raises DataError where it is none."""
-    import pyarrow.parquet as pq
-
-    try:
-        with file.open() as raw:
-            about = pq.ParquetFile(raw).metadata
-            return [about.row_group(group).total_byte_size for group in range(about.num_row_groups)]
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file.path} cannot be read as Parquet ({first_line(error)}); write it again.") from None
-
-
-def _parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None) -> Iterator[Block]:
-    import pyarrow.parquet as pq
-
-    with file.open() as raw:
-        # pages as they come instead of whole column chunks: a row group may be larger than memory
-        table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
-        _check_column(file, table.schema_arrow, text_column, wanted)
-        about = table.metadata
-        # a path is the names of a column and of what it nests, each of which may have dots
-        paths = [about.schema.column(i).path for i in range(about.num_columns)]
-        place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
-        size = sum(about.row_group(g).column(place).total_uncompressed_size for g in range(about.num_row_groups))
-        rows = max(1, min(1 << 16, BLOCK_BYTES * about.num_rows // max(size, 1)))
-        groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
-        first = groups.start == 0
-        for batch in table.iter_batches(rows, list(groups), [text_column], use_threads=False):
-            yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, batch.column(text_column))
-            first = False
-
-
-def _arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:
-    with file.open() as raw:
-        schema, batches, _ = arrow_batches(raw)
-        told, first = 0, True
-        _check_column(file, schema, text_column, wanted)
-        for batch in batches:
-            at = raw.tell()
-            yield Block(file, max(at - told, 0), first, batch.column(text_column))
-            told, first = max(at, told), False
-
-
-def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
-    """Schema and record batches of an open Arrow file or stream, and whether it is read in order (a stream)."""
-    magic = raw.read(6)
-    raw.seek(0)
-    if magic == b"ARROW1":
-        file = pa.ipc.open_file(raw)
-        return file.schema, (file.get_batch(i) for i in range(file.num_record_batches)), False
-    stream = pa.ipc.open_stream(raw)
-    return stream.schema, iter(stream), True
 
 
 def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
@@ -249,24 +215,3 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
         yield Block(file, share, first == 0, Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1))
         first = last
-
-
-def _check_column(file: SourceFile, schema: Any, text_column: str, wanted: Wanted) -> None:
-    names = schema.names
-    if names.count(text_column) != 1:
-        there = "no column" if text_column not in names else "more than one column"
-        raise DataError(
-            f"{file.path} has {there} {text_column!r} but {', '.join(names)}; set data.text_column to one of them."
-        )
-    kind = schema.field(text_column).type
-    if wanted == "text" and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-        texts = [field.name for field in schema if _is_text(field.type)]
-        raise DataError(
-            f"{file.path}: column {text_column!r} holds {kind} and not text; set data.text_column to "
-            f"{' or '.join(texts) or 'a column of text, which this file has not'}."
-        )
-
-
-def _is_text(kind: Any) -> bool:
-    checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
-    return any(getattr(pa.types, f"is_{check}", lambda _: False)(kind) for check in checks)

@@ -47,6 +47,7 @@ def prepare(
     separator: str | None = None,
     cleaning: Cleaning | None = None,
     workers: int | None = None,
+    encoding: str | None = None,
     max_bad: int = 0,
     append_eod: bool = True,
     progress: Callable[[DataProgress], None] | None = None,
@@ -72,7 +73,7 @@ def prepare(
     say = say or to_stderr
     asked = _asked(
         inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, parts, holdout,
-        output, say,
+        output, encoding, say,
     )  # fmt: skip
     files, how, facts = asked.files, asked.how, asked.how.facts
     if not overwrite:
@@ -127,6 +128,7 @@ def assist(
     separator: str | None = None,
     cleaning: Cleaning | None = None,
     workers: int | None = None,
+    encoding: str | None = None,
     append_eod: bool = True,
     holdout: HoldOut | None = None,
     say: Callable[[str], None] | None = None,
@@ -138,7 +140,7 @@ def assist(
     say = say or to_stderr
     asked = _asked(
         inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, None, holdout,
-        None, lambda _: None,
+        None, encoding, lambda _: None,
     )  # fmt: skip
     flat = [file for part in asked.files for file in part]
     fast, why = encoder.choose(tokenizer)
@@ -171,7 +173,7 @@ class _AskedText:
 def _asked(
     inputs: Path | str | Sequence[Path | str], tokenizer: Path, seq_len: int, text_column: str, format: Format,
     separator: str | None, cleaning: Cleaning | None, workers: int | None, append_eod: bool, parts: Parts | None,
-    holdout: HoldOut | None, output: Path | None, say: Callable[[str], None],
+    holdout: HoldOut | None, output: Path | None, encoding: str | None, say: Callable[[str], None],
 ) -> _AskedText:  # fmt: skip
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -185,7 +187,7 @@ def _asked(
     if holdout and holdout.path is not None:
         sources.append(str(holdout.path))
     left_out: list[str] = []
-    files = [find_files(source, format, exclude=output, say=left_out.append) for source in sources]
+    files = [find_files(source, format, exclude=output, say=left_out.append, encoding=encoding) for source in sources]
     for sentence in left_out:
         say(f"prepare: {sentence}")
     _refuse_split(files, holdout)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from smtrain.data.blocks import Block
+from smtrain.data.fields import TextOf
 from smtrain.errors import first_line
 
 
@@ -43,15 +44,22 @@ class Documents:
     bad: list[BadLine] = field(default_factory=list)
     lines: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.texts.nbytes)
+
 
 def read_block(block: Block, text_column: str = "text", separator: str | None = None) -> Documents:
     """The documents of a block."""
+    if isinstance(block.payload, Documents):
+        return block.payload
     if block.file.kind in ("parquet", "arrow"):
         return _read_rows(block)
     if block.file.kind == "text":
         return _read_text(block, separator)
-    found = _read_clean_lines(block.payload, text_column)
-    return found if found is not None else _read_lines(block, text_column)
+    column = TextOf(text_column)
+    found = None if column.template else _read_clean_lines(block.payload, text_column)
+    return found if found is not None else _read_lines(block, column)
 
 
 def _utf8(data: bytes) -> bool:
@@ -65,28 +73,33 @@ def _utf8(data: bytes) -> bool:
 
 def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
     """A block without a fault and without an empty line; None where it may have one, which line by line will tell."""
+    import pyarrow.compute as pc
     import pyarrow.json as pj
 
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if not _utf8(data):
         return None
+    top, *inner = text_column.split(".")
+    kind: Any = pa.string()
+    for name in reversed(inner):
+        kind = pa.struct([(name, kind)])
     try:
         table = pj.read_json(
             pa.BufferReader(data),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema([(text_column, pa.string())]), unexpected_field_behavior="ignore"
-            ),
+            parse_options=pj.ParseOptions(explicit_schema=pa.schema([(top, kind)]), unexpected_field_behavior="ignore"),
         )
     except pa.ArrowException:
         return None
-    column = table[text_column]
+    column = table[top]
+    for name in inner:
+        column = pc.struct_field(column, name)  # null where what holds it is null
     if table.num_rows != lines or column.null_count or column.num_chunks != 1:
         return None
     return Documents(strings(column.chunk(0)), [], lines)
 
 
-def _read_lines(block: Block, text_column: str) -> Documents:
+def _read_lines(block: Block, column: TextOf) -> Documents:
     found = Documents()
     texts: list[str] = []
     for found.lines, raw in enumerate(split_lines(block), start=1):
@@ -94,10 +107,8 @@ def _read_lines(block: Block, text_column: str) -> Documents:
             continue
         row, fault = parse_line(raw)
         if not fault:
-            if text_column not in row:
-                fault = f"no column {text_column!r}, only {', '.join(map(repr, row)) or 'nothing'}"
-            else:
-                fault = _add(texts, row[text_column], text_column)
+            text, fault = column.of(row)
+            fault = fault or add_text(texts, text, column.column)
         if fault:
             found.bad.append(BadLine(block.file.name, found.lines, fault))
     found.texts = strings(texts)
@@ -136,7 +147,7 @@ def _read_rows(block: Block) -> Documents:
     texts = []
     for found.lines, cell in enumerate(column, start=1):
         try:
-            fault = _add(texts, cell.as_py(), "the text column")
+            fault = add_text(texts, cell.as_py(), "the text column")
         except UnicodeDecodeError:
             fault = "bytes that are not UTF-8"
         if fault:
@@ -155,13 +166,14 @@ def _read_text(block: Block, separator: str | None) -> Documents:
             if text or not separator:
                 texts.append(text)
         except UnicodeDecodeError as error:
-            found.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), "not UTF-8"))
+            why = "not UTF-8" if separator else f"not UTF-8 at byte {error.start:,}; set data.encoding to what it is in"
+            found.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why))
         line += raw.count(b"\n") + (separator or "").count("\n")
     found.texts = strings(texts)
     return found
 
 
-def _add(texts: list[str], text: object, column: str) -> str:
+def add_text(texts: list[str], text: object, column: str) -> str:
     """Take a document, or say what is wrong with it."""
     if isinstance(text, bytes):
         try:

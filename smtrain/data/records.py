@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from smtrain.data.blocks import Block, Stretch, arrow_batches, cut_file
+from smtrain.data.blocks import Block, Stretch, cut_file
 from smtrain.data.reading import BadLine, parse_line, split_lines
 from smtrain.data.sources import SourceFile
+from smtrain.data.tables import arrow_batches
 from smtrain.errors import DataError, first_line
 
 _ROWS = 1024
@@ -30,6 +32,9 @@ def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch |
 
     Raises DataError where it cannot be read, or has none of `columns`.
     """
+    if file.kind == "json":
+        yield from _lines_of_array(file)
+        return
     if file.kind not in ("parquet", "arrow"):
         yield from cut_file(file, stretch=stretch)
         return
@@ -43,6 +48,22 @@ def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch |
                 yield Block(file, round(share * file.bytes), first, sink.getvalue().to_pybytes())
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{file.path} cannot be read as {file.kind} ({first_line(error)}); write it again.") from None
+
+
+def _lines_of_array(file: SourceFile) -> Iterator[Block]:
+    """The objects of one JSON array as lines."""
+    from smtrain.data.blocks import BLOCK_BYTES, unpacked
+    from smtrain.data.forms.arrays import objects
+
+    with file.open() as raw:
+        told, first, lines, size = 0, True, [], 0
+        for row in objects(file, unpacked(file, raw)):
+            lines.append(json.dumps(row).encode() + b"\n")
+            size += len(lines[-1])
+            if size >= BLOCK_BYTES:
+                yield Block(file, raw.tell() - told, first, b"".join(lines))
+                told, first, lines, size = raw.tell(), False, [], 0
+        yield Block(file, file.bytes - told, first, b"".join(lines))
 
 
 def _batches(

@@ -42,6 +42,7 @@ def prepare_sft(
     format: str = "auto",
     overlong: Literal["truncate", "drop"] = "truncate",
     workers: int | None = None,
+    encoding: str | None = None,
     max_bad: int = 0,
     progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
@@ -64,7 +65,7 @@ def prepare_sft(
     `overwrite`, an `output` that holds a dataset.
     """
     say = say or to_stderr
-    asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, say)
+    asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, encoding, say)
     files, facts, make, left_out = asked.files, asked.facts, asked.make, asked.left_out
     say(f"prepare: {make.template.about}")
     if not overwrite:
@@ -131,6 +132,7 @@ def assist_sft(
     format: str = "auto",
     overlong: Literal["truncate", "drop"] = "truncate",
     workers: int | None = None,
+    encoding: str | None = None,
     holdout: HoldOut | None = None,
     say: Callable[[str], None] | None = None,
 ) -> int:
@@ -138,7 +140,7 @@ def assist_sft(
 
     Raises DataError where that machine cannot be reached, is gone, or finds other records or settings here.
     """
-    asked = _asked(inputs, None, tokenizer, seq_len, format, overlong, holdout, lambda _: None)
+    asked = _asked(inputs, None, tokenizer, seq_len, format, overlong, holdout, encoding, lambda _: None)
     with share_work(asked.files, asked.make, workers) as work:
         return help_others(machines, _digest(asked, True), work, asked.files, lambda _: None, say or to_stderr)
 
@@ -173,7 +175,7 @@ class _AskedSamples:
 
 def _asked(
     inputs: Sequence[Path | str], output: Path | None, tokenizer: Path, seq_len: int, format: str,
-    overlong: Literal["truncate", "drop"], holdout: HoldOut | None, say: Callable[[str], None],
+    overlong: Literal["truncate", "drop"], holdout: HoldOut | None, encoding: str | None, say: Callable[[str], None],
 ) -> _AskedSamples:  # fmt: skip
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -181,15 +183,19 @@ def _asked(
     shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
     kind: Any = "auto" if format == shape else format
     left_out: list[str] = []
-    files = [file for source in inputs for file in find_files(source, kind, exclude=output, say=left_out.append)]
-    others = [] if holdout is None or holdout.path is None else find_files(holdout.path, kind, say=left_out.append)
+    files = [f for s in inputs for f in find_files(s, kind, output, left_out.append, encoding)]
+    others = (
+        []
+        if holdout is None or holdout.path is None
+        else find_files(holdout.path, kind, None, left_out.append, encoding)
+    )
     files += others
     for sentence in left_out:
         say(f"prepare: {sentence}")
-    if other := next((file for file in files if file.kind in ("text", "megatron")), None):
+    if other := next((file for file in files if file.kind not in ("jsonl", "json", "parquet", "arrow")), None):
         raise DataError(
-            f"{other.name} is {'plain text' if other.kind == 'text' else 'tokens'}, and train.objective: sft learns "
-            "from records (jsonl, parquet, arrow); take it away, or set train.objective: pretrain."
+            f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: sft "
+            "learns from records (jsonl, json, parquet, arrow); take it away, or set train.objective: pretrain."
         )
     make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None)
     return _AskedSamples(files, len(others), facts, make, left_out)

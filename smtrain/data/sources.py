@@ -15,14 +15,17 @@ from smtrain.config.textfiles import ENDINGS, LeftOut
 from smtrain.data.hub import HUB, hub_files
 from smtrain.errors import DataError, first_line
 
-Format = Literal["auto", "jsonl", "parquet", "arrow", "text", "megatron"]
+Format = Literal[
+    "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar"
+]
 
 
 @dataclass(frozen=True)
 class SourceFile:
     """A file to read: `name` is its path relative to the input folder, which is how reports call it.
 
-    `path` is of this machine or an s3:// URI; `stamp` changes when the file does.
+    `path` is of this machine or an s3:// URI; `stamp` changes when the file does. `encoding` is what its text is
+    in where it is not UTF-8.
     """
 
     path: str
@@ -30,16 +33,18 @@ class SourceFile:
     kind: str
     bytes: int
     stamp: str = ""
+    encoding: str = ""
 
     def identity(self, *, elsewhere: bool) -> dict[str, Any]:
         """What tells whether it is the same file; `elsewhere` on another machine, which mounts it at another time."""
         known = ("name", "kind", "bytes") if elsewhere else ("path", "name", "kind", "bytes", "stamp")
-        return {key: getattr(self, key) for key in known}
+        about = {key: getattr(self, key) for key in known}
+        return {**about, "encoding": self.encoding} if self.encoding else about
 
     @property
     def compression(self) -> str | None:
-        """Of the whole file, by its ending: gzip, bz2, xz, zstd or None."""
-        return textfiles.compression(self.name) if self.kind in ("jsonl", "text") else None
+        """Of the whole file, by its ending: gzip, bz2, xz, zstd, lz4 or None."""
+        return textfiles.compression(self.name) if self.kind in textfiles.STREAMS else None
 
     def open(self) -> Any:
         """A seekable `pyarrow.NativeFile`; raises OSError."""
@@ -52,14 +57,25 @@ class SourceFile:
 
 
 def find_files(
-    source: Path | str, format: Format = "auto", exclude: Path | None = None, say: Callable[[str], None] | None = None
-) -> list[SourceFile]:
+    source: Path | str, format: Format = "auto", exclude: Path | None = None, say: Callable[[str], None] | None = None,
+    encoding: str | None = None,
+) -> list[SourceFile]:  # fmt: skip
     """The files of a source that `format` reads, sorted by name; none of those under `exclude`.
 
     `auto` goes by the ending. A named format reads its own endings in a folder or prefix, `text` every file; a file
-    that is named itself is read as the format says whatever its ending. `say` hears what else is there and why it is
+    that is named itself is read as the format says whatever its ending. `encoding` is that of text that is not in
+    UTF-8. `say` hears what else is there and why it is
     not read. Raises DataError where nothing is found.
     """
+    files = _find(source, format, exclude, say)
+    if not encoding:
+        return files
+    return [replace(file, encoding=encoding) if file.kind in textfiles.STREAMS else file for file in files]
+
+
+def _find(
+    source: Path | str, format: Format, exclude: Path | None, say: Callable[[str], None] | None
+) -> list[SourceFile]:
     if format != "auto" and format not in ENDINGS:
         raise DataError(f"data.format is {format!r}; it is one of auto, {', '.join(ENDINGS)}.")
     say = say or (lambda sentence: None)
@@ -71,7 +87,7 @@ def find_files(
         return _chosen(seen, hidden, format, source, say)
     inputs = Path(source)
     if inputs.is_file():
-        return [_local(inputs, inputs.name, _kind_of_one(inputs.name, format))]
+        return [_local(inputs, inputs.name, _kind_of_one(inputs, format))]
     if not inputs.is_dir():
         if not glob.has_magic(text):
             raise DataError(f"{inputs} does not exist; give a file, a folder, a glob or an s3:// URI of text.")
@@ -103,8 +119,9 @@ def _chosen(
     return [replace(by_name[name], kind=kind) for name, kind in choice.read]
 
 
-def _kind_of_one(name: str, format: Format) -> str:
-    kind = format if format != "auto" else textfiles.kind(name)
+def _kind_of_one(path: Path, format: Format) -> str:
+    name = path.name
+    kind = format if format != "auto" else textfiles.kind_of(name, lambda _: path.open("rb"))
     if kind is None:
         raise DataError(
             f"{name} has an ending that says nothing about its format; set data.format to "

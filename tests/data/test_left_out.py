@@ -65,14 +65,13 @@ def test_what_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     for name in ("a.jsonl", "deep/er/b.jsonl"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(line("a"))
-    (folder / "c.csv").write_text("text\nc\n")
+    (folder / "c.docx").write_text("text\nc\n")
     (folder / "d.parquet.gz").write_bytes(b"?")
     (folder / "README").write_text("about")
     (folder / ".hidden.jsonl").write_bytes(line("h"))
     (folder / ".git").mkdir()
     (folder / ".git/x.jsonl").write_bytes(line("g"))
     (folder / "empty.jsonl").touch()
-    (folder / "array.json").write_text('[{"text": "a"},\n{"text": "b"}]')
     (folder / "pretty.json").write_text('{\n "text": "a"\n}\n')
     (folder / "dataset_info.json").write_text("{}")
     (folder / "link.jsonl").symlink_to(outside / "x.jsonl")
@@ -83,8 +82,8 @@ def test_what_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     assert names == ["a.jsonl", "deep/er/b.jsonl", "link.jsonl"]
     by_name = {name: sentence for sentence in said for name in sentence.split(" left out")[0].replace(",", "").split()}
     for name, why in {
-        "c.csv": "ending", "d.parquet.gz": "ending", "README": "ending", ".hidden.jsonl": "hidden", ".git/": "hidden",
-        "empty.jsonl": "empty", "array.json": "JSON array", "pretty.json": "one JSON value", "linked/": "link",
+        "c.docx": "ending", "d.parquet.gz": "ending", "README": "ending", ".hidden.jsonl": "hidden", ".git/": "hidden",
+        "empty.jsonl": "empty", "pretty.json": "one JSON value", "linked/": "link",
         "dataset_info.json": "describes", "nowhere.jsonl": "link to nothing", "pipe.jsonl": "no ordinary file",
     }.items():  # fmt: skip
         assert why in by_name[name], name

@@ -129,14 +129,17 @@ def test_which_files_are_found(tmp_path: Path) -> None:
         find_files(tmp_path, "parquet")
     with pytest.raises(DataError, match="does not exist"):
         find_files(tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"data\.format is 'csv'"):
-        find_files(tmp_path, "csv")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"data\.format is 'docx'"):
+        find_files(tmp_path, "docx")  # type: ignore[arg-type]
 
 
 def test_a_text_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("naïve\n".encode())
     (tmp_path / "b.txt").write_bytes(b"one\ntwo\n\xe9\n")
-    assert read(tmp_path) == (["naïve\n"], [BadLine("b.txt", 3, "not UTF-8")])
+    assert read(tmp_path) == (
+        ["naïve\n"],
+        [BadLine("b.txt", 3, "not UTF-8 at byte 8; set data.encoding to what it is in")],
+    )
 
 
 @given(st.lists(TEXT.filter(lambda t: "<>" not in t and t), max_size=8), st.integers(1, 40))

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smtrain.data import blocks
-from smtrain.data.blocks import Stretch, can_be_cut, row_groups
+from smtrain.data.blocks import Stretch, can_be_cut
 from smtrain.data.sources import SourceFile
+from smtrain.data.tables import row_groups
 
 SHARE_BYTES = 64 << 20
 

@@ -1,0 +1,69 @@
+"""Where the text of a record is: a field, a nested one (`meta.text`), a template over several (`{title} {text}`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_HOLE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+
+
+@dataclass(frozen=True)
+class TextOf:
+    """`data.text_column`, understood."""
+
+    column: str
+
+    @property
+    def template(self) -> bool:
+        return bool(self.fields)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that a template names, each once; none where it is no template."""
+        return tuple(dict.fromkeys(match[1] for match in _HOLE.finditer(self.column) if match[1]))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Every field that is read."""
+        return self.fields or (self.column,)
+
+    def tops(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The columns of a table with these `names` that are read."""
+        there = set(names)
+        return tuple(dict.fromkeys(name if name in there else name.split(".")[0] for name in self.needed))
+
+    def of_rows(self, batch: Any) -> Any:
+        """The text of every row of an Arrow record batch, null where it is none."""
+        import pyarrow as pa
+
+        rows = batch.select(list(self.tops(batch.schema.names))).to_pylist()
+        found = [self.of(row)[0] for row in rows]
+        return pa.array([text if isinstance(text, (str, type(None))) else None for text in found], pa.large_string())
+
+    def of(self, row: dict[str, Any]) -> tuple[object, str]:
+        """The text in a record, and "" or what is wrong: a field that is not there or, of a template, is no text."""
+        if not self.template:
+            return _field(row, self.column)
+        values: dict[str, str] = {}
+        for name in self.fields:
+            value, fault = _field(row, name)
+            if fault:
+                return None, fault
+            if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+                return None, f"{name!r} is {'null' if value is None else type(value).__name__}, not a string"
+            values[name] = str(value)
+        return _HOLE.sub(lambda hole: values[hole[1]] if hole[1] else hole[0][0], self.column), ""
+
+
+def _field(row: dict[str, Any], name: str) -> tuple[object, str]:
+    if name in row:
+        return row[name], ""
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return None, f"no column {name!r}, only {', '.join(map(repr, row)) or 'nothing'}"
+        value = value[part]
+    return value, ""

@@ -1,0 +1,50 @@
+"""Forms of text beside lines, tables and plain files: each a module that gives the documents of a file in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from smtrain.data import blocks
+from smtrain.data.blocks import Block
+from smtrain.data.forms import arrays, delimited, tarred, warc, wiki
+from smtrain.data.reading import BadLine, Documents, add_text, strings
+from smtrain.data.sources import SourceFile
+
+_READERS = {
+    "json": arrays.documents,
+    "csv": delimited.documents,
+    "mediawiki": wiki.dump_documents,
+    "wikiextractor": wiki.extracted_documents,
+    "warc": warc.documents,
+    "tar": tarred.documents,
+}
+
+
+def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> Iterator[Block]:
+    """The documents of a file in blocks of about BLOCK_BYTES; `stream` reads what `raw` holds, unpacked.
+
+    A reader gives texts (or bytes that are to be UTF-8) and, for what is none, a BadLine with its place in the file.
+    Raises DataError where the file is not what it is called.
+    """
+    texts: list[str] = []
+    bad: list[BadLine] = []
+    size = lines = told = 0
+    first = True
+
+    def block(at: int) -> Block:
+        nonlocal texts, bad, size, lines, told, first
+        made = Block(file, max(at - told, 0), first, Documents(strings(texts), bad, 0))
+        texts, bad, size, told, first = [], [], 0, max(at, told), False
+        return made
+
+    for lines, found in enumerate(_READERS[file.kind](file, stream, text_column), start=1):
+        if isinstance(found, BadLine):
+            bad.append(found)
+        elif fault := add_text(texts, found, text_column):
+            bad.append(BadLine(file.name, lines, fault))
+        else:
+            size += len(texts[-1])
+        if size >= blocks.BLOCK_BYTES:
+            yield block(raw.tell())
+    yield block(file.bytes)

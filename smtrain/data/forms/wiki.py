@@ -1,0 +1,132 @@
+"""Wikipedia: MediaWiki's XML dumps, whose wikitext becomes plain text, and what WikiExtractor writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+from smtrain.data.reading import BadLine
+from smtrain.data.sources import SourceFile
+from smtrain.errors import DataError
+
+_LEFT_OUT = {"ref", "gallery", "math", "timeline", "references", "table", "imagemap", "score", "syntaxhighlight"}
+_SWITCH = re.compile(r"__[A-Z]+__")
+_SPACES = re.compile(r"[ \t\xa0]+")
+_OPEN = re.compile(rb"<doc\s[^>\n]*>\s*")
+
+
+def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
+    """The title and the text of every article (namespace 0, no redirect) of a dump.
+
+    Templates, tables, references, files and categories are left out, links keep their words. Raises DataError without
+    mwparserfromhell, or where the file is no dump.
+    """
+    try:
+        import mwparserfromhell
+    except ImportError:
+        raise DataError(
+            f"{file.path} is a MediaWiki dump, which needs the package mwparserfromhell; pip install smtrain[wiki], or "
+            "give what WikiExtractor made of it."
+        ) from None
+    dropped = {"file", "image", "category"}
+    number = 0
+    try:
+        events = ElementTree.iterparse(_Stream(stream), events=("start", "end"))  # noqa: S314  # expat bounds expansion
+        root: Any = None
+        for event, element in events:
+            name = element.tag.rpartition("}")[2]
+            if root is None:
+                root = element
+                if name != "mediawiki":
+                    raise DataError(f"{file.path} is XML but no MediaWiki dump (<{name}>); give text of it.")
+            if event == "start":
+                continue
+            if name == "namespace" and element.get("key") in ("6", "14"):
+                dropped.add((element.text or "").strip().lower())
+            if name != "page":
+                continue
+            number += 1
+            found = {child.tag.rpartition("}")[2]: child for child in element.iter()}
+            if _said(found, "ns") in ("", "0") and "redirect" not in found and _said(found, "text"):
+                try:
+                    text = plain(mwparserfromhell.parse(_said(found, "text")), dropped)
+                except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
+                    yield BadLine(file.name, number, f"wikitext that cannot be parsed ({error})")
+                else:
+                    yield f"{_said(found, 'title')}\n\n{text}" if text else ""
+            root.clear()
+    except ElementTree.ParseError as error:
+        raise DataError(f"{file.path} is not a whole XML file ({error}); download it again.") from None
+
+
+def _said(found: dict[str, Any], name: str) -> str:
+    return (found[name].text or "").strip() if name in found else ""
+
+
+def plain(code: Any, dropped: set[str]) -> str:
+    """The text of parsed wikitext; links into the namespaces `dropped` go."""
+    for node in code.filter(recursive=True, matches=lambda node: _goes(node, dropped)):
+        try:
+            code.remove(node)
+        except ValueError:  # within one that is gone already
+            continue
+    text = _SWITCH.sub("", code.strip_code(normalize=True, collapse=True))
+    lines = [_SPACES.sub(" ", line).strip() for line in text.split("\n")]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _goes(node: Any, dropped: set[str]) -> bool:
+    kind = type(node).__name__
+    if kind in ("Template", "Comment"):
+        return True
+    if kind == "Tag":
+        return str(node.tag).strip().lower() in _LEFT_OUT
+    return kind == "Wikilink" and str(node.title).strip().partition(":")[0].strip().lower() in dropped
+
+
+def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
+    """What stands between `<doc id=...>` and `</doc>`, as WikiExtractor writes it into wiki_00, wiki_01..."""
+    held, number, inside = b"", 0, False
+    while True:
+        read = stream.read(1 << 20)
+        held += read
+        while True:
+            if not inside:
+                match = _OPEN.search(held)
+                if match is None or (read and match.end() == len(held)):
+                    break
+                if held[: match.start()].strip():
+                    raise _not_extracted(file, number)
+                held, inside = held[match.end() :], True
+                number += 1
+            body, end, rest = held.partition(b"\n</doc>")
+            if not end:
+                break
+            held, inside = rest, False
+            try:
+                yield body.decode().strip("\n")
+            except UnicodeDecodeError as error:
+                yield BadLine(file.name, number, f"not UTF-8 at byte {error.start + 1} of the document")
+        if not read:
+            if inside or held.strip():
+                raise _not_extracted(file, number)
+            return
+
+
+def _not_extracted(file: SourceFile, number: int) -> DataError:
+    return DataError(
+        f"{file.path} is not what WikiExtractor writes (<doc ...> to </doc>; document {number}); set data.format to "
+        "what it is."
+    )
+
+
+class _Stream:
+    """What ElementTree reads of."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def read(self, count: int = -1) -> bytes:
+        return bytes(self._stream.read(count if count > 0 else 1 << 16))
