@@ -176,8 +176,8 @@ def test_a_column_with_a_dot(tmp_path: Path) -> None:
 def test_prepare_says_it_and_keeps_it_in_the_manifest(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_bytes(line("words of text " * 20))
-    (tmp_path / "in/b.csv").write_text("x")
+    (tmp_path / "in/b.docx").write_text("x")
     said: list[str] = []
     prepare(tmp_path / "in", tmp_path / "out", tokenizer_folder, seq_len=8, say=said.append, progress=lambda _: None)
-    assert said[0].startswith(f"prepare: {tmp_path / 'in'}: b.csv is left out: ")
+    assert said[0].startswith(f"prepare: {tmp_path / 'in'}: b.docx is left out: ")
     assert DatasetManifest.load(tmp_path / "out").left_out == [said[0].removeprefix("prepare: ")]

@@ -564,15 +564,15 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[s
     text = tmp_path / "texts"
     text.mkdir()
     (text / "a.jsonl").write_text('{"text": "a"}\n')
-    (text / "b.csv").write_text("b")
+    (text / "b.docx").write_text("b")
     told = report(with_(aws, "data", path=str(text)), "text")
     assert told.ok
     assert [f.text for f in told.warnings if f.check == "text"] == [
-        f"data.path: {text}: b.csv is left out: nothing here reads files of that ending; set data.format, or give it "
+        f"data.path: {text}: b.docx is left out: nothing here reads files of that ending; set data.format, or give it "
         "another"
     ]
     (text / "a.jsonl").unlink()
-    with pytest.raises(smtrain.ConfigError, match=r"holds no file of text that can be read \(b\.csv is left out"):
+    with pytest.raises(smtrain.ConfigError, match=r"holds no file of text that can be read \(b\.docx is left out"):
         report(with_(aws, "data", path=str(text)), "text")  # `check` itself tells it as a finding
 
 

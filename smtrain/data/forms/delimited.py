@@ -18,7 +18,7 @@ _LARGEST = 256 << 20
 def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
     """The text of every row. Raises DataError for a file without the column, or one that is no UTF-8 or no CSV."""
     csv.field_size_limit(_LARGEST)
-    lines = io.TextIOWrapper(io.BufferedReader(_Raw(stream), 1 << 20), "utf-8-sig", newline="")
+    lines = io.TextIOWrapper(io.BufferedReader(_Readable(stream), 1 << 20), "utf-8-sig", newline="")
     column = TextOf(text_column)
     small = file.name.lower()
     delimiter = "\t" if ".tsv" in small[small.rfind("/") + 1 :] else ","
@@ -45,7 +45,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
         ) from None
 
 
-class _Raw(io.RawIOBase):
+class _Readable(io.RawIOBase):
     """A stream that only reads, as Python's own readers take one."""
 
     def __init__(self, stream: Any) -> None:

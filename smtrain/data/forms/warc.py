@@ -14,7 +14,7 @@ _LARGEST = 256 << 20
 
 def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
     """The text of every record that is text. Raises DataError for what is no archive, or holds pages alone."""
-    reader = _Reader(stream)
+    reader = _Archive(stream)
     texts = pages = number = 0
     while (line := reader.line()) is not None:
         if not line.strip():
@@ -47,7 +47,7 @@ def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[obje
         )
 
 
-def _headers(reader: _Reader) -> dict[str, str]:
+def _headers(reader: _Archive) -> dict[str, str]:
     found: dict[str, str] = {}
     while line := (reader.line() or b"").strip():
         name, _, value = line.decode("utf-8", "replace").partition(":")
@@ -63,7 +63,7 @@ def _media(head: bytes) -> str:
     return ""
 
 
-class _Reader:
+class _Archive:
     """Lines and counts of bytes out of a stream."""
 
     def __init__(self, stream: Any) -> None:
