@@ -71,6 +71,14 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{config.dp} x {parallel.micro_batch_size}; {options} would do"
             ),
         )
+    if train.max_global_batch_size is not None and train.global_batch_size > train.max_global_batch_size:
+        yield (
+            {"train.global_batch_size", "train.max_global_batch_size"},
+            (
+                f"train.global_batch_size: {train.global_batch_size} is above train.max_global_batch_size = "
+                f"{train.max_global_batch_size}; leave one of the two out"
+            ),
+        )
     if parallel.sequence_parallel and train.seq_len % parallel.tp:
         yield (
             {"train.seq_len", "parallel.tp", "parallel.sequence_parallel"},

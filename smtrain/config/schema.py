@@ -119,6 +119,9 @@ class Train(Section):
     global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
     """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
     from 8 on, or, on AWS where `parallel` is left out too, the least that keeps the machines busy."""
+    max_global_batch_size: int | None = Field(None, ge=1, le=10**7)
+    """Choose the global batch up to this one at which the machines train most tokens a second, in place of
+    global_batch_size; with a mesh that is given, the largest that it can cut."""
     seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_chosen)
     """Tokens per sequence, at most what the model has positions for; default: 4096, or as many as a model in a local
     folder has."""
@@ -380,6 +383,7 @@ class JobConfig(Section):
                 kept.setdefault(section, {})[field] = full[section][field]
             else:
                 kept[section] = full[section]
+        kept.get("train", {}).pop("max_global_batch_size", None)  # what was chosen by it counts
         if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
             for key in ("document_mask", "machines", "spot"):  # the bytes are the same for any number of machines

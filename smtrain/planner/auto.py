@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from smtrain.config.schema import JobConfig
@@ -16,6 +15,7 @@ from smtrain.planner.workload import positions_of, shape_of, work_of
 NO_MESH = "compute.instance_count: no mesh of "
 """How the fault begins where a model fits on none of the meshes that nobody has chosen yet."""
 _GOOD = 0.8  # of the rate that the largest batch gives: the smallest batch that reaches it is taken
+_EQUAL = 0.98  # of the best rate counts as the best, of the batches up to train.max_global_batch_size
 _LARGE = 4  # sequences for every process, of the largest batch that is tried
 _MESH = ("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing")
 _Some = TypeVar("_Some", bound=Section)
@@ -74,7 +74,8 @@ def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
         ways = [(size, found) for size in _batches(config) if (found := _fastest(_sized(config, size)))]
         if not ways:
             raise _nothing(config, auto=pinned)
-        enough = _GOOD * max(size / found.step_s for size, found in ways)
+        share = _GOOD if config.train.max_global_batch_size is None else _EQUAL
+        enough = share * max(size / found.step_s for size, found in ways)
         size, best = next((size, found) for size, found in ways if size / found.step_s >= enough)
         chosen = _sized(config, size)
     values = dict(zip(_MESH, _words(best.mesh), strict=True))
@@ -109,21 +110,35 @@ def _words(mesh: Mesh) -> tuple[Any, ...]:
     return mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute
 
 
-def _batches(config: JobConfig) -> Iterator[int]:
-    """Batches that such machines can be cut for: the odd part of their number, doubled."""
-    world = config.world_size
-    size = world // (world & -world)
-    while size <= max(64, _LARGE * world):
-        if size >= type(config.train).model_fields["global_batch_size"].default:
-            yield size
+def _batches(config: JobConfig) -> list[int]:
+    """Batches that such machines can be cut for: the odd part of their number, doubled; where the largest is given, up
+    to it, and the multiple of their number next to it."""
+    world, most = config.world_size, config.train.max_global_batch_size
+    size, found = world // (world & -world), set()
+    while size <= (most or max(64, _LARGE * world)):
+        found.add(size)
         size *= 2
+    least = type(config.train).model_fields["global_batch_size"].default
+    if most is not None:
+        return sorted(found | {most // world * world} - {0})
+    return sorted(size for size in found if size >= least)
 
 
 def _batch_of(config: JobConfig) -> int:
-    """The least batch, from the usual one on, that the mesh as it is given can cut."""
+    """The least batch, from the usual one on, that the mesh as it is given can cut, or the largest that is allowed."""
     parallel, least = config.parallel, type(config.train).model_fields["global_batch_size"].default
     each = config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
-    return int(-(-least // each) * each)
+    most = config.train.max_global_batch_size
+    if most is None:
+        return int(-(-least // each) * each)
+    if most < each:
+        raise ConfigError(
+            [
+                f"train.max_global_batch_size: got {most}, and this mesh takes {each} sequences at least (dp x "
+                "micro_batch_size); raise it, or take fewer machines or more tp or pp"
+            ]
+        )
+    return int(most // each * each)
 
 
 def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
@@ -131,7 +146,9 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
     machines = f"{compute.instance_count} x {compute.instance_type}"
     given = "global_batch_size" in train.model_fields_set
     batch = f" and divides train.global_batch_size = {train.global_batch_size}" if given else ""
-    remedy = "take more or larger instances" + (", or another batch" if given else "")
+    if train.max_global_batch_size is not None:
+        batch = f" with a global batch of at most {train.max_global_batch_size} (train.max_global_batch_size)"
+    remedy = "take more or larger instances" + (", or another batch" if batch else "")
     if train.adapter is None and train.engine == "native":
         work, recompute = work_of(config, shape_of(config))
         found = search(with_adapters(work), [_machine(config)], recompute=recompute)
