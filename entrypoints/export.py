@@ -14,7 +14,8 @@ def stage(config: JobConfig, container: Container) -> None:
 
     changed = export(
         container.channel("checkpoint"), container.channel("model"), container.model_dir, merge=config.export.merge,
-        base=config.model.path, title=re.sub(r"-export-[0-9a-f]{8}(-\d+)?$", "", container.job) or "smtrain",
+        base=config.model.path, best=config.export.checkpoint == "best",
+        title=re.sub(r"-export-[0-9a-f]{8}(-\d+)?$", "", container.job) or "smtrain",
     )  # fmt: skip
     if changed:
         print(f"merged the adapter: {changed.tensors} tensors changed, by {changed.largest:.3g} at most", flush=True)

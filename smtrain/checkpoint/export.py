@@ -9,7 +9,7 @@ from smtrain.checkpoint.hf import write_hf
 from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.model_card import write_card
 from smtrain.checkpoint.native import NativeSource
-from smtrain.checkpoint.open import open_weights
+from smtrain.checkpoint.open import best_checkpoint, open_weights
 from smtrain.checkpoint.peft import write_peft
 from smtrain.checkpoint.places import place
 from smtrain.checkpoint.staging import refuse_overlap
@@ -18,18 +18,22 @@ from smtrain.model.families import ModelShape
 
 def export(
     checkpoint: Path, model_folder: Path, target: Path, *, max_shard_size: int = 5_000_000_000, merge: bool = False,
-    base: str | None = None, title: str = "A model trained with smtrain",
+    base: str | None = None, title: str = "A model trained with smtrain", best: bool = False,
 ) -> Changed | None:  # fmt: skip
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or stays as it was.
 
     A checkpoint that holds an adapter becomes peft's folder, which names the model `base`; or, with `merge`, the model
     with the adapter in it, and what that changed is given back. `checkpoint` is anything `open_weights` takes, or one
-    with an adapter; `model_folder` is what training started from and gives config.json, tokenizer and licence. A
-    model card (README.md) under `title` goes along. Raises CheckpointError where either cannot be read or they are not
-    of one model.
+    with an adapter; with `best`, a run's checkpoints of which the best is taken. `model_folder` is what training
+    started from and gives config.json, tokenizer and licence. A model card (README.md) under `title` goes along. Raises
+    CheckpointError where either cannot be read or they are not of one model.
     """
     for source in (checkpoint, model_folder):
         refuse_overlap(source, target)
+    if best:
+        found = best_checkpoint(place(checkpoint)).path()
+        assert found is not None  # `checkpoint` is a folder
+        checkpoint = found
     adapter = native_adapter(place(checkpoint))
 
     def readme(source: object) -> bytes:

@@ -79,6 +79,23 @@ def newest_checkpoint(where: Place) -> Place | None:
     return None
 
 
+def best_checkpoint(where: Place) -> Place:
+    """The checkpoint of a run with the lowest validation loss, as its newest one names it.
+
+    Raises `CheckpointError` where none is named, or the one that is named is not whole.
+    """
+    newest = newest_checkpoint(where)
+    known = None if newest is None or native_manifest.fault_at(newest) else NativeSource(newest).manifest
+    best = ((known.state.get("validation") or {}).get("best") or {}).get("name") if known else None
+    if best is None:
+        raise CheckpointError(
+            f"{where} names no best checkpoint; train with train.validation.keep_best: true, or export the newest one."
+        )
+    if fault := native_manifest.fault_at(where.below(best)):
+        raise CheckpointError(f"the best checkpoint cannot be read ({fault}); export the newest one.")
+    return where.below(best)
+
+
 def _steps(where: Place) -> list[str]:
     lines = Lines(where.files(), lambda name: read_text(where, name))
     return [name for _, name in lines.steps(lines.parts(lines.newest))]

@@ -15,6 +15,18 @@ _KEY = "train.validation"
 def validation_faults(config: JobConfig) -> Iterator[Fault]:
     """What the config alone shows."""
     held_out, data, train = config.train.validation, config.data, config.train
+    if config.export.checkpoint == "best" and not (held_out and held_out.keep_best):
+        yield (
+            {"export.checkpoint", f"{_KEY}.keep_best"},
+            f"export.checkpoint: best needs {_KEY}.keep_best: true, which keeps that checkpoint; set it, or leave "
+            "export.checkpoint out",
+        )
+    if config.export.checkpoint == "best" and train.engine == "nxd":
+        yield (
+            {"export.checkpoint", "train.engine"},
+            "export.checkpoint: best is read from the checkpoints of engine native; for engine nxd, download the one "
+            "that the log's last line names, and convert it with `smtrain convert`",
+        )
     if held_out is None:
         return
     chosen = list(held_out.chosen)

@@ -244,8 +244,10 @@ class Output(Section):
 
 
 class Export(Section):
-    """What the export stage writes of an adapter."""
+    """What the export stage writes."""
 
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Which checkpoint: the newest, or that with the lowest validation loss, which train.validation.keep_best keeps."""
     merge: bool = False
     """With train.adapter: write the model with the adapter merged into its weights, instead of the adapter alone."""
 
@@ -403,8 +405,10 @@ class JobConfig(Section):
                     del kept["checkpoint"][key]
         if "train" in kept and kept["train"].get("adapter", 0) is None:
             del kept["train"]["adapter"]
-        if stage in ("export", "generate") and self.train.adapter and self.export.merge:
-            kept["export"] = full["export"]
+        if stage in ("export", "generate"):  # defaults take no part in the identity of jobs made before the keys
+            given = {"merge": self.export.merge and bool(self.train.adapter), "checkpoint": self.export.checkpoint}
+            written = {key: value for key, value in given.items() if value not in (False, "newest")}
+            kept |= {"export": written} if written else {}
         if stage in ("compile", "train"):
             kept["parallel"]["dp"] = self.dp
             kept["compute"] = {

@@ -71,6 +71,7 @@ def test_stages_of_runs_without_an_adapter_keep_their_identity(raw: dict[str, An
     one, other = (load_config(raw, train={"adapter": {}}, export={"merge": merge}) for merge in (False, True))
     assert one.for_stage("train") == other.for_stage("train")
     assert one.for_stage("export") != other.for_stage("export")
+    assert other.for_stage("export")["export"] == {"merge": True}
 
 
 def test_targets_of_a_model_that_is_there(raw: dict[str, Any], tmp_path: Path) -> None:

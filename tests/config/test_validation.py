@@ -42,6 +42,20 @@ def test_each_fault_is_one_sentence(raw: dict[str, Any], validation: Any, train:
     assert sentence in only
 
 
+def test_the_best_checkpoint_is_exported_where_one_is_kept(raw: dict[str, Any]) -> None:
+    best = {"checkpoint": "best"}
+    for validation in (None, {"fraction": 0.1}):
+        with pytest.raises(ConfigError, match=r"export\.checkpoint: best needs train\.validation\.keep_best: true"):
+            load_config(raw, train={"validation": validation}, export=best)
+    kept = {"validation": {"fraction": 0.1, "keep_best": True}, "save_interval": 100}
+    newest, lowest = (load_config(raw, train=kept, export=export) for export in ({}, best))
+    assert lowest.for_stage("export")["export"] == best
+    assert "export" not in newest.for_stage("export")
+    assert newest.for_stage("train") == lowest.for_stage("train")
+    with pytest.raises(ConfigError, match=r"export\.checkpoint: best is read from the checkpoints of engine native"):
+        load_config(raw, train={**kept, "engine": "nxd"}, export=best)
+
+
 def test_what_is_held_out_decides_the_prepared_data_and_nothing_else_does(raw: dict[str, Any]) -> None:
     plain = load_config(raw)
     assert "validation" not in plain.for_stage("train")["train"]

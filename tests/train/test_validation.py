@@ -13,9 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from smtrain.checkpoint.export import export
+from smtrain.checkpoint.open import newest_checkpoint, open_weights
+from smtrain.checkpoint.places import place
 from smtrain.data.heldout import HeldOut
 from smtrain.data.indexed import IndexedDataset
 from smtrain.demo.inputs import CHAT_TEMPLATE
+from smtrain.errors import CheckpointError
+from tests.checkpoint.folders import weights_of
 from tests.engine.world import Died, World
 from tests.train import running
 from tests.train.test_shell import Shell
@@ -63,10 +68,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str,
 @pytest.fixture
 def shell(prepared: Shell, tmp_path: Path) -> Shell:
     """A run of its own over the same data."""
-    own = Shell(tmp_path / "ml")
+    return beside(prepared, tmp_path / "ml")
+
+
+def beside(prepared: Shell, root: Path, checkpoints: Path | None = None) -> Shell:
+    """A run of its own over the same data, which may go on from another's checkpoints."""
+    own = Shell(root)
     (own.root / "input/data").mkdir()
     for name in ("data", "model"):
         (own.root / "input/data" / name).symlink_to(prepared.root / "input/data" / name)
+    if checkpoints:
+        shutil.copytree(checkpoints, own.root / "checkpoints")
     return own
 
 
@@ -137,6 +149,29 @@ def test_killed_it_goes_on_with_the_same_numbers(
     assert trained(two, shell) == known
 
 
+def test_a_killed_adapter_goes_on_with_the_same_numbers_on_its_mesh_and_another(
+    two: World, prepared: Shell, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"adapter": {"rank": 4, "alpha": 8, "dropout": 0.1}, "lr": 1e-2}
+    whole, killed = (beside(prepared, tmp_path / name) for name in ("whole", "killed"))
+    known = trained(two, whole, **how)
+    with pytest.raises(Died):
+        two.run(running.run, killed.root, config(**how), ("begin_step", 5, signal.SIGKILL))
+    newest = newest_checkpoint(place(killed.root / "checkpoints"))
+    assert newest is not None
+    step = int(str(newest)[-8:])
+    assert step >= 2
+    other = beside(prepared, tmp_path / "other", killed.root / "checkpoints")
+    assert trained(two, killed, **how) == known
+    resumed = trained(two, other, mesh={"dp": 2}, **how)
+    early = beside(prepared, tmp_path / "early")
+    trained(two, early, steps=step, **how)
+    expected = trained(two, early, mesh={"dp": 2}, **how)
+    later = {s: record for s, record in resumed.items() if s > step}
+    assert later == {s: record for s, record in expected.items() if s > step}
+    assert sorted(later) == list(range(step + 1, 7))
+
+
 def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shell, known: Records) -> None:
     inside = 2 * batches(shell) + 1  # the first batch of the third validation, after step 4
     two.run(running.run, shell.root, config(), ("evaluate", inside, signal.SIGTERM))
@@ -165,8 +200,34 @@ def test_the_best_checkpoint_stays_whatever_its_age(two: World, shell: Shell) ->
     best = min(losses, key=lambda step: losses[step])
     assert best < 6
     assert checkpoints(shell) == {best, 8}
+    assert exported_step(shell) == 8
+    assert exported_step(shell, best=True) == best
     after = trained(two, shell, validation=keeping, steps=10, **how)
     assert checkpoints(shell) == {10} if after[10]["val_loss"] < losses[best] else {best, 10}
+
+
+def exported_step(shell: Shell, best: bool = False) -> int:
+    """Of the checkpoint whose weights an export has."""
+    target = shell.root.parent / f"exported-{best}"
+    export(shell.root / "checkpoints", shell.root / "input/data/model", target, best=best)
+    made = weights_of(open_weights(target))
+
+    def is_of(step: int) -> bool:
+        kept = weights_of(open_weights(shell.root / f"checkpoints/step_{step:08d}"))
+        return all(torch.equal(kept[name].to(made[name].dtype), made[name]) for name in made)
+
+    [step] = filter(is_of, checkpoints(shell))
+    return step
+
+
+def test_without_a_best_checkpoint_none_is_exported(two: World, shell: Shell) -> None:
+    trained(two, shell, steps=2)
+    target = shell.root.parent / "exported"
+    with pytest.raises(
+        CheckpointError, match=r"names no best checkpoint; train with train\.validation\.keep_best: true"
+    ):
+        export(shell.root / "checkpoints", shell.root / "input/data/model", target, best=True)
+    assert not target.exists()
 
 
 def test_a_run_that_began_without_validation_goes_on_with_it(two: World, shell: Shell) -> None:
