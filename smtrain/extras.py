@@ -15,6 +15,7 @@ MODULES = {
         "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "gigatoken", "awkward", "huggingface_hub",
         "jinja2", "tensorboard",
     ),
+    "docker": ("docker",),
     "convert": ("numpy", "zlib_ng"),
     "lora": ("peft",),
     "gguf": ("gguf",),

@@ -96,3 +96,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: a long one that comes last keeps one worker busy while the others wait."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of containers say why they are skipped."""
+    if item.get_closest_marker("docker"):
+        from tests import docker
+
+        if reason := docker.missing():
+            pytest.skip(reason)

@@ -32,6 +32,7 @@ COMMANDS = {
     "generate": ("smtrain.cli.generate", "Let a model continue or answer prompts from files, to a file or the screen."),
     "convert": ("smtrain.cli.convert", "Convert weights of any kind to NxD shards, a Hugging Face folder or our own."),
     "checkpoint": ("smtrain.cli.checkpoint", "`inspect`, `diff` or `verify` checkpoints of any kind."),
+    "image": ("smtrain.cli.image", "The image of your jobs on this machine: `tiny` makes a small one for the CPU."),
     "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),
     "evaluate": ("smtrain.cli.evaluate", "Judge a model by lm-evaluation-harness, before and after its training."),
     "data": ("smtrain.cli.data", "`prepare`, `merge`, `split`, `inspect`, `export` or `import` tokens."),

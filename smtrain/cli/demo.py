@@ -30,6 +30,7 @@ def demo(
     set_: options.Set = None,
     again: options.Again = False,
     overwrite: options.Overwrite = False,
+    docker: options.Docker = False,
 ) -> None:
     """SmolLM2-135M learns this machine's Python documentation, and answers before and after; a second call skips what
     is done. Where the model cannot be had, a tiny one is trained from scratch."""
@@ -39,12 +40,13 @@ def demo(
     from smtrain.submission.api import run
 
     folder, console = options.folder_of("--out", out), Console()
-    if not tiny and _can_be_had(set_ or []):
+    keys = options.keys_of(set_, docker=docker)
+    if not tiny and _can_be_had(keys):
         from smtrain.cli.demo_answers import run_and_show
 
-        run_and_show(REAL, Path(folder or "runs/smollm2"), console, set_=set_ or [], again=again, overwrite=overwrite)
+        run_and_show(REAL, Path(folder or "runs/smollm2"), console, set_=keys, again=again, overwrite=overwrite)
         return
-    done = run(TINY, target="local", again=again, set_=set_ or ())
+    done = run(TINY, target="local", again=again, set_=keys)
     show(done, Path(folder or "runs/demo"), console, overwrite=overwrite)
 
 

@@ -27,6 +27,7 @@ def launch(
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
     again: options.Again = False,
     from_step: options.FromStep = None,
+    docker: options.Docker = False,
     yes: options.Yes = False,
     no_check: options.NoCheck = False,
     plain: options.Plain = False,
@@ -38,7 +39,9 @@ def launch(
     from smtrain.submission.api import launch as launch_stage
 
     where, view = options.name_of(target), options.view_of(plain, every)
-    loaded, dry = load_config(config, set_=options.keys_of(set_, from_step), target=where), dry_run or show_uploads
+    loaded = load_config(config, set_=options.keys_of(set_, from_step, docker), target=where)
+    dry = dry_run or show_uploads
+    options.here_alone(docker, where or loaded.target)
     if stage.value == "train":
         loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
     if show_uploads:

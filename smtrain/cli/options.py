@@ -67,11 +67,28 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other file
 Again = Annotated[bool, typer.Option("--again", help="Run what is done already once more.")]
 
 
-def keys_of(set_: list[str] | None, from_step: int | None) -> list[str]:
+Docker = Annotated[bool, typer.Option("--docker", help="Local jobs run in containers of the image (local.run_in).")]
+
+
+def keys_of(set_: list[str] | None, from_step: int | None = None, docker: bool = False) -> list[str]:
     """The keys that options of a command override, as --set has them."""
+    if docker:
+        typed({"local.run_in": "--docker"})
     if from_step is not None:
         typed({"checkpoint.step": "--from-step"})
-    return [*(set_ or ()), *([] if from_step is None else [f"checkpoint.step={from_step}"])]
+    return [
+        *(set_ or ()),
+        *([] if from_step is None else [f"checkpoint.step={from_step}"]),
+        *(["local.run_in=docker"] if docker else []),
+    ]
+
+
+def here_alone(docker: bool, target: str) -> None:
+    """Raises `ConfigError` for --docker with jobs on AWS, where every host is a container."""
+    from smtrain.errors import ConfigError
+
+    if docker and target == "aws":
+        raise ConfigError(["--docker is for jobs on this machine; on AWS leave it out"])
 
 
 def name_of(target: TargetOption | None) -> TargetName | None:

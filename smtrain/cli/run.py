@@ -22,6 +22,7 @@ def run(
     show_uploads: options.ShowUploads = False,
     again: options.Again = False,
     from_step: options.FromStep = None,
+    docker: options.Docker = False,
     yes: options.Yes = False,
     no_check: options.NoCheck = False,
     plain: options.Plain = False,
@@ -40,7 +41,8 @@ def run(
 
     options.folder_of("--download", download)
     where, dry = options.name_of(target), dry_run or show_uploads
-    loaded = load_config(config, set_=options.keys_of(set_, from_step), target=where)
+    loaded = load_config(config, set_=options.keys_of(set_, from_step, docker), target=where)
+    options.here_alone(docker, where or loaded.target)
     loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
     if show_uploads:
         list_uploads(loaded, stages_of(loaded, where), where)

@@ -296,6 +296,20 @@ class Network(Section):
     """Give containers no network but that between the machines of the job."""
 
 
+class Local(Section):
+    """The hosts of jobs on this machine; AWS does not look at it."""
+
+    run_in: Literal["sandbox", "docker", "auto"] = "sandbox"
+    """What a host is: `sandbox`, a process with this machine's Python; `docker`, a container of the image; `auto`, a
+    container where Docker answers and has the image."""
+    image: str | None = Field(None, min_length=1)
+    """The image of containers here, in place of compute.image."""
+    memory: str | None = Field(None, pattern=r"^([0-9]+[bkmg]?|instance)$")
+    """Memory of each container as Docker writes it, 512m or 8g, or `instance`: as much as compute.instance_type has."""
+    cpus: float | None = Field(None, gt=0, le=4096)
+    """Processor cores of each container."""
+
+
 def _or_auto(schema: dict[str, Any]) -> None:
     """In a file `parallel` may also be the word auto, which it is on AWS where it is left out: loading puts the
     planner's mesh in its place."""
@@ -333,6 +347,8 @@ class JobConfig(Section):
     """VPC and isolation."""
     machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)
     """Machines of one's own by name, to plan for with `smtrain plan --machines NAME:COUNT` (docs/gpus.md)."""
+    local: Local = Local()
+    """What the hosts of jobs are on this machine."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of every job, as key: value. Everyone who may describe the job can read them."""
 

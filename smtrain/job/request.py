@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from smtrain.aws.local_hosts import TAG, LocalHosts
 from smtrain.config import JobConfig, Stage
 from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
@@ -74,6 +75,8 @@ def create_training_job(
         # The profiler's default hooks break Neuron jobs.
         "ProfilerConfig": {"DisableProfiler": True},
     }
+    if config.target == "local" and (hosts := local_hosts(config).write()):
+        request["Tags"].append({"Key": TAG, "Value": hosts})
     if not request["AlgorithmSpecification"]["MetricDefinitions"]:
         del request["AlgorithmSpecification"]["MetricDefinitions"]
     if train:
@@ -137,9 +140,20 @@ def image_of(config: JobConfig) -> str:
     Raises `ConfigError` where no such image is known.
     """
     compute, region = config.compute, config.compute.region or ""
+    if config.target == "local" and config.local.image:
+        return config.local.image
     if compute.image or config.target == "local":
         return compute.image or image_uri(region, config.train.engine)
     return training_image(region, config.train.engine, compute.instance_type)
+
+
+def local_hosts(config: JobConfig) -> LocalHosts:
+    """What the control plane is told of its hosts; nothing for the sandbox, which is what it makes by itself."""
+    local = config.local
+    if local.run_in == "sandbox" and not {"run_in"} & local.model_fields_set:
+        return LocalHosts()
+    cpus = "" if local.cpus is None else f"{local.cpus:g}"
+    return LocalHosts(local.run_in, local.memory or "", cpus)
 
 
 def run_uri(config: JobConfig) -> str:

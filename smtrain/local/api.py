@@ -15,6 +15,7 @@ from moto.sagemaker.responses import SageMakerResponse
 
 from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.local import network, pools, refusals, room, validation
+from smtrain.local.containers import job as containers
 from smtrain.local.executor import Executor, arn_of
 from smtrain.local.jobs import JobRecord
 
@@ -27,7 +28,9 @@ def install(executor: Executor) -> None:
     def create_training_job(self: Any) -> ActionResult:
         request = dict(self._get_params())
         fault = refusals.fault_of(request)
-        if fault is None and request.get("EnableNetworkIsolation"):
+        if fault is None:
+            fault = containers.fault_of(executor, request)
+        if fault is None and request.get("EnableNetworkIsolation") and containers.wanted(executor, request)[0] is None:
             fault = network.refusal(executor.namespaces)
         if fault:
             raise AWSValidationException(fault)

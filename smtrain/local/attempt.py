@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from smtrain.local import artifacts, channels, links, toolkit
 from smtrain.local.channels import Channel, InputError
+from smtrain.local.containers import job as containers
+from smtrain.local.containers.host import ContainerHost
+from smtrain.local.containers.job import JobContainers
 from smtrain.local.hosts import OBEYS_WITHIN, Host, HostEvent
 from smtrain.local.jobs import JobRecord, hosts_of
 from smtrain.local.network import HostNetwork
@@ -31,6 +34,11 @@ class End(NamedTuple):
 
 # What an attempt can come to beside an end of the job: its machines are taken back, or broken.
 SPOT, FAULT = End("spot"), End("fault")
+# SageMaker's own words.
+OUT_OF_MEMORY = (
+    "ClientError: Please use an instance type with more memory, or reduce the size of job data processed on an "
+    "instance."
+)
 
 
 class Attempt:
@@ -42,6 +50,7 @@ class Attempt:
         self.hosts: list[Host] = []
         self.syncs: list[CheckpointSync] = []
         self.network: HostNetwork | None = None
+        self.containers: JobContainers | None = None
         self._lost: End | None = None
 
     def wake(self) -> None:
@@ -67,6 +76,9 @@ class Attempt:
         if self.network:
             self.network.end()
             self.network = None
+        if self.containers:
+            self.containers.close()
+            self.containers = None
 
     def discard(self) -> None:
         """Remove the hosts' folders."""
@@ -111,20 +123,30 @@ class Attempt:
     def _run_hosts(self, port: int) -> End | None:
         """Bring all hosts to the start line and let them go."""
         request = self.job.request
-        command = toolkit.command(request)
+        wanted, instead = containers.wanted(self.executor, request)
+        command = None if wanted else toolkit.command(request)
+        if wanted:
+            self.containers = JobContainers(self.executor, self.job, wanted)
         for rank in range(len(hosts_of(request))):
-            host = Host(self.job, rank, self.executor.endpoint, self.events)
+            host = (ContainerHost if wanted else Host)(self.job, rank, self.executor.endpoint, self.events)
             self.hosts.append(host)
             host.prepare()
+            if instead:
+                host.log.write([f"smtrain: this host is a sandbox, not a container: {instead}"])
         self.move("Downloading")
         lazy = [self._download(host) for host in self.hosts]
         if self.stopping.is_set():
             return End("Stopped")
-        if self.job.isolated:
+        if self.containers:
+            self.containers.open()
+        elif self.job.isolated:
             self.network = HostNetwork()
         keeper = self.network.pid if self.network else 0
         for host, waiting in zip(self.hosts, lazy, strict=True):
-            host.start(command, port, waiting, self.executor.namespaces, keeper)
+            if self.containers and isinstance(host, ContainerHost):
+                host.start_container(self.containers, waiting)
+            elif command:
+                host.start(command, port, waiting, self.executor.namespaces, keeper)
         self._await_ready(lazy)
         if self.stopping.is_set():
             return End("Stopped")
@@ -174,6 +196,8 @@ class Attempt:
                 raise RuntimeError(event.host.lost or f"the supervisor of {event.host.name} ended too early")
             waiting.discard(event.host)
             if refusal := event.value["refusal"]:
+                if self.containers:
+                    raise InputError(refusal)
                 if self.network:
                     raise RuntimeError(f"{event.host.name} could not be isolated from the network: {refusal}")
                 event.host.log.write(
@@ -238,6 +262,8 @@ class Attempt:
                 deadline = time.monotonic() + self.executor.grace
         if failed is not None and failed.lost:
             return End("Failed", None, f"InternalServerError: {failed.lost}")
+        if failed is not None and failed.out_of_memory:
+            return End("Failed", None, f"{OUT_OF_MEMORY}, exit code: {failed.exit_code}")
         if failed is not None:
             tail = f", exit code: {failed.exit_code}"
             return End("Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail)

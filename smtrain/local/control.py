@@ -62,5 +62,6 @@ class Control:
                 "spot": executor.capacity.control_spot,
                 "quotas": executor.quotas.control,
                 "interrupt": executor.interrupt,
+                "hosts": executor.set_hosts,
             }
         )

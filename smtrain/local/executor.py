@@ -15,6 +15,7 @@ from smtrain.aws.local_plane import ACCOUNT, REGION, Endpoint, state_folder
 from smtrain.local import pools, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
+from smtrain.local.containers import settings
 from smtrain.local.jobrun import JobRun
 from smtrain.local.jobs import JobRecord
 from smtrain.local.logstream import replay
@@ -29,8 +30,9 @@ RESTARTED = "InternalServerError: the local control plane was restarted while th
 class Executor:
     """All jobs of a home, by name."""
 
-    def __init__(self, endpoint: Endpoint, grace: float, namespaces: bool) -> None:
-        self.endpoint, self.grace, self.namespaces = endpoint, grace, namespaces
+    def __init__(self, endpoint: Endpoint, grace: float, namespaces: bool, app: Any = None) -> None:
+        """`app` is the whole control plane as a WSGI application, for containers that cannot reach its own address."""
+        self.endpoint, self.grace, self.namespaces, self.app = endpoint, grace, namespaces, app
         self.state = state_folder(endpoint.home)
         self.folder = self.state / "jobs"
         self.folder.mkdir(exist_ok=True)
@@ -38,6 +40,7 @@ class Executor:
         ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
         self.client = endpoint.session().client("s3", config=Config(**ours))
         self.capacity, self.quotas = Capacity(), Quotas()
+        self.hosts = settings.load(self.state)
         self._runs: dict[str, Any] = {}
         self._ports: set[int] = set()
         self._lock = threading.Lock()
@@ -51,6 +54,7 @@ class Executor:
     def restore(self) -> None:
         """Bring back jobs and logs from disk; what ran when the server ended has failed, and runs no more."""
         processes.end_all(self.folder, below=True)
+        settings.end_containers(self.state)
         for path in sorted(self.folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime):
             shutil.rmtree(path.parent / "hosts", ignore_errors=True)
             try:
@@ -117,6 +121,13 @@ class Executor:
             raise ValueError(f"{job.name} is no spot job")
         run.attempt.lose(SPOT if kind == "spot" else FAULT)
         return {}
+
+    def set_hosts(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What hosts of jobs are that do not say it themselves; with nothing asked for, what it is."""
+        if asked:
+            self.hosts = settings.checked(asked)
+            settings.save(self.state, self.hosts)
+        return dict(vars(self.hosts))
 
     def delete(self, job: JobRecord) -> bool:
         """Forget an ended job and its logs; False while it runs."""

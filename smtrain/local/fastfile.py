@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def _fork(client: Any, channel: dict[str, Any]) -> int:
-    """Serve a channel, {bucket, entries, mountpoint, log}, in a process that ends with this one; gives its id."""
+    """Serve a channel, {bucket, entries, mountpoint, everyone, log}, in a process that ends with ours; gives its id."""
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -175,6 +175,7 @@ def serve(client: Any, channel: dict[str, Any]) -> None:
         channel["mountpoint"],
         foreground=True,
         ro=True,
+        **({"allow_other": True} if channel.get("everyone") else {}),
         fsname="smtrain-fastfile",
     )
 

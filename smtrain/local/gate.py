@@ -31,7 +31,7 @@ class Gate:
 
     def _refusal(self, environ: dict[str, Any], path: str) -> str | None:
         host = environ.get("HTTP_HOST", "").rsplit(":", 1)[0]
-        if host not in ("127.0.0.1", "localhost") or "HTTP_ORIGIN" in environ:
+        if host not in ("127.0.0.1", "localhost", environ.get("smtrain.host")) or "HTTP_ORIGIN" in environ:
             return "smtrain's local control plane does not answer web pages"
         if path.lstrip("/").startswith("moto-api"):
             return "moto's own API, which can erase all state, is closed here"

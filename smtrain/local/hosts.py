@@ -50,6 +50,11 @@ class HostEvent:
 class Host:
     """A host's /opt/ml lies in `<job>/hosts/<name>/ml` and is gone when the job has ended."""
 
+    interface = "lo"
+    everyone = False
+    """Whether other users than ours read what is mounted."""
+    package_parent = str(PACKAGE_PARENT)
+
     def __init__(self, job: JobRecord, rank: int, endpoint: Endpoint, events: Queue[HostEvent | None]) -> None:
         self.job, self.rank, self.endpoint, self.events = job, rank, endpoint, events
         everyone = hosts_of(job.request)
@@ -62,6 +67,8 @@ class Host:
         self.exit_code: int | None = None
         self.lost: str | None = None
         """Why the host ended without an exit of its script."""
+        self.out_of_memory = False
+        """Whether the kernel killed a process of it for the memory that the host may have."""
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
 
@@ -82,7 +89,7 @@ class Host:
             "current_group_name": self.group,
             "hosts": self.names,
             "instance_groups": list(groups.values()),
-            "network_interface_name": "lo",
+            "network_interface_name": self.interface,
         }
         for name, content in (
             ("hyperparameters", request.get("HyperParameters") or {}),
@@ -95,6 +102,10 @@ class Host:
 
     def channel_folder(self, name: str) -> Path:
         return self.ml / "input" / "data" / name
+
+    def mountpoint(self, channel: str) -> str:
+        """Where a lazy channel is mounted, as the supervisor sees it."""
+        return f"/opt/ml/input/data/{channel}"
 
     def path_of(self, absolute: str) -> Path:
         """Where a path below /opt/ml of this host lies on the machine."""
@@ -111,18 +122,22 @@ class Host:
             "hostname": self.name,
             "namespaces": namespaces,
             "network": network,
-            "package_parent": str(PACKAGE_PARENT),
+            "package_parent": self.package_parent,
             "argv": command.argv,
             "env": {**command.environment, **self._environment(port)},
             "fastfile": self._fastfile(lazy),
         }
+        self._launch("smtrain.local.sandbox", spec)
+
+    def _launch(self, module: str, spec: dict[str, Any]) -> None:
+        """Start a supervisor, which speaks the protocol that is said in `sandbox`."""
         spec_path = self.folder / "spec.json"
         spec_path.write_text(json.dumps(spec))
         output, output_end = os.pipe()
         status, status_end = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "smtrain.local.sandbox", str(spec_path), str(status_end)],
+                [sys.executable, "-m", module, str(spec_path), str(status_end)],
                 cwd=PACKAGE_PARENT,
                 env={**server_environment(), processes.MARK: str(self.folder)},
                 stdin=subprocess.PIPE,
@@ -166,7 +181,8 @@ class Host:
             channels[channel.name] = {
                 "bucket": channel.bucket,
                 "entries": [astuple(entry) for entry in channel.entries],
-                "mountpoint": f"/opt/ml/input/data/{channel.name}",
+                "mountpoint": self.mountpoint(channel.name),
+                "everyone": self.everyone,
                 "log": str(self.folder / f"fastfile-{channel.name}.log"),
             }
         spec = self.folder / "fastfile.json"
@@ -188,14 +204,15 @@ class Host:
                 if "ready" in message:
                     self.events.put(HostEvent(self, "ready", message["ready"]))
                 else:
-                    self.exit_code = message["exit"]
+                    self.exit_code, self.lost = message["exit"], message.get("lost") or None
+                    self.out_of_memory = message.get("oom", False)
         assert self._process is not None
         ended = self._process.wait()
         if self.exit_code is None:
             self.exit_code = 137
             how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
             self.lost = f"the process that ran host {self.name} ended with {how}; all that it had started was ended"
-        processes.end_all(self.folder)
+        self._end_rest()
         self.events.put(HostEvent(self, "exit", self.exit_code))
 
     def go(self) -> None:
@@ -213,6 +230,10 @@ class Host:
         """End a host whose supervisor does not do what it is told (it was stopped, or its disk hangs)."""
         if self._process:
             self._process.kill()
+        self._end_rest()
+
+    def _end_rest(self) -> None:
+        """End what a supervisor has left running."""
         processes.end_all(self.folder)
 
     def _tell(self, command: bytes) -> None:

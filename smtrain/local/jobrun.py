@@ -8,6 +8,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from smtrain.errors import LocalError
 from smtrain.local import pools
 from smtrain.local.attempt import FAULT, SPOT, Attempt, End
 from smtrain.local.capacity import NO_CAPACITY
@@ -38,7 +39,7 @@ class JobRun(threading.Thread):
     def run(self) -> None:
         try:
             end = self._live()
-        except InputError as fault:
+        except (InputError, LocalError) as fault:
             end = End("Failed", None, f"ClientError: {fault}")
         except Exception as error:
             traceback.print_exc()

@@ -54,12 +54,9 @@ def _lock(state: Path) -> Any:
 
 def _bind(app: Any, port: int, previous_url: str) -> Any:
     """Bind the port asked for, else the one of the last run, so that clients survive a restart, else any."""
-    from moto.moto_server.werkzeug_app import MotoRequestHandler
     from werkzeug.serving import make_server
 
-    class QuietHandler(MotoRequestHandler):
-        def log_request(self, code: Any = "-", size: Any = "-") -> None:
-            pass
+    from smtrain.local.requests_quietly import QuietHandler
 
     previous = int(previous_url.rsplit(":", 1)[1]) if previous_url else 0
     for candidate in [port] if port else [previous, 0]:
@@ -110,7 +107,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
 
     room.reserve_in(state)
     store.install(state / "s3")
-    executor = Executor(endpoint, grace=grace, namespaces=namespaces)
+    executor = Executor(endpoint, grace=grace, namespaces=namespaces, app=gate)
     api.install(executor)
     logs_api.install()
     quotas.install(executor.quotas)

@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "config": ("schema", "show"),
     "pool": ("list", "release"),
     "local": ("status", "stop", "clean"),
+    "image": ("tiny",),
 }
 # What a command is called with, and nothing is wrong with.
 TAKES = {

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from smtrain.aws.local_hosts import TAG, LocalHosts
 from smtrain.aws.local_plane import Endpoint, running, server_environment, shut_down
 from smtrain.testing.switches import Plane
+from tests import docker
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -187,9 +189,44 @@ def gone(mark: str) -> bool:
     return False
 
 
+class ContainerClient(Client):
+    """The same, with hosts that are containers."""
+
+    def request(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
+        tags = [{"Key": TAG, "Value": LocalHosts("docker", **changes.pop("limits", {})).write()}]
+        algorithm = {"TrainingImage": docker.IMAGE, **changes.pop("algorithm", {})}
+        return super().request(command, **{"Tags": tags, "algorithm": algorithm, **changes})
+
+
+KINDS = ["sandbox", pytest.param("docker", marks=pytest.mark.docker)]
+
+
+def client_of(kind: str, endpoint: Endpoint) -> Client:
+    """A client whose jobs run on hosts of this kind."""
+    return ContainerClient(endpoint) if kind == "docker" else Client(endpoint)
+
+
 @pytest.fixture(scope="session")
 def client(endpoint: Endpoint) -> Client:
     return Client(endpoint)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Every kind of hosts."""
+    return str(request.param)
+
+
+@pytest.fixture
+def on_hosts(kind: str, endpoint: Endpoint) -> Client:
+    """A client for every kind of hosts."""
+    return client_of(kind, endpoint)
+
+
+@pytest.fixture(scope="session")
+def in_docker(endpoint: Endpoint) -> Client:
+    """A client whose jobs run in containers; its tests are marked docker."""
+    return ContainerClient(endpoint)
 
 
 @pytest.fixture

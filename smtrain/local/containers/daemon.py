@@ -1,0 +1,130 @@
+"""Docker, through its SDK: reached, asked for images, and what it refuses said in one sentence with the remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from smtrain.errors import LocalError
+from smtrain.extras import missing, present
+
+HOME, JOB, HOST = "smtrain.home", "smtrain.job", "smtrain.host"
+"""Labels of what we make in Docker: the home folder, the job, the host's folder."""
+BORROWS = "smtrain.borrows"
+"""Label of an image: folders of this machine, colon between them, that its containers have, read-only."""
+ASK_SECONDS = 60
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def address() -> str:
+    """Where Docker is looked for."""
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def connect() -> Any:
+    """A client of a daemon that answers. Raises `LocalError` where there is none."""
+    if not present("docker"):
+        raise LocalError(missing("docker"))
+    import docker
+
+    try:
+        client = docker.from_env(timeout=ASK_SECONDS)
+        client.ping()
+    except Exception as error:
+        raise LocalError(_unreachable(error)) from None
+    return client
+
+
+def _unreachable(error: BaseException) -> str:
+    reasons = [cause for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror]
+    if any(isinstance(cause, PermissionError) for cause in reasons):
+        return (
+            f"you may not use Docker at {address()}: join its group (`sudo usermod -aG docker $USER`, then log in "
+            "again), or leave local.run_in at sandbox"
+        )
+    said = reasons[-1].strerror if reasons else str(error).splitlines()[0]
+    return (
+        f"Docker does not answer at {address()} ({said}): start it (`sudo systemctl start docker`, or `sudo dockerd`), "
+        "set DOCKER_HOST, or leave local.run_in at sandbox"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, one.__context__, *(a for a in one.args if isinstance(a, BaseException))]
+
+
+@contextlib.contextmanager
+def plainly(what: str) -> Iterator[None]:
+    """Turn what Docker refuses into a `LocalError` of one sentence; `what` says what was tried."""
+    try:
+        yield
+    except LocalError:
+        raise
+    except Exception as error:
+        raise LocalError(sentence(error, what)) from None
+
+
+def sentence(error: BaseException, what: str) -> str:
+    """Why Docker did not do something."""
+    said = str(getattr(error, "explanation", None) or error).strip().splitlines()
+    text = said[-1] if said else type(error).__name__
+    if "no space left on device" in text.lower():
+        return f"{what} failed, as Docker's disk is full; free some with `docker system prune` ({text})"
+    if "predefined address pools" in text or "non-overlapping" in text:
+        return f"{what} failed, as Docker has no addresses left; remove networks with `docker network prune` ({text})"
+    if any(isinstance(cause, (ConnectionError, FileNotFoundError)) for cause in _causes(error)):
+        return f"{what} failed: {_unreachable(error)}"
+    return f"{what} failed: Docker said: {text}"
+
+
+def local_image(client: Any, name: str) -> Any:
+    """The image of this name as this machine has it.
+
+    Raises `LocalError` where it is not here, or cannot run on this processor.
+    """
+    import docker.errors
+
+    try:
+        with_tag = client.images.get(name)
+    except docker.errors.ImageNotFound:
+        raise LocalError(
+            f"image {name} is not on this machine, and a job pulls none: `smtrain image pull {name}` says how large it "
+            "is and fetches it; local.image names another one"
+        ) from None
+    except docker.errors.APIError as error:
+        raise LocalError(sentence(error, f"looking for image {name}")) from None
+    asked, here = with_tag.attrs.get("Architecture") or "", client.info().get("Architecture") or platform.machine()
+    here = _ARCHITECTURES.get(here, here)
+    if asked and asked != here:
+        raise LocalError(f"image {name} is for {asked}, and this machine is {here}: pull or build it for linux/{here}")
+    return with_tag
+
+
+def borrowed(image: Any, allowed: list[str]) -> list[str]:
+    """Folders of this machine that an image's containers have. Raises `LocalError` for one it may not have."""
+    wanted = [folder for folder in ((image.labels or {}).get(BORROWS) or "").split(":") if folder]
+    for folder in wanted:
+        if folder not in allowed:
+            raise LocalError(
+                f"image {image.tags[0] if image.tags else image.short_id} borrows {folder}, and the control plane "
+                f"lends only {', '.join(allowed)}: make it again with `smtrain image tiny`"
+            )
+    return wanted
+
+
+def room(client: Any) -> int | None:
+    """Bytes free where Docker keeps its images; None where its disk is not seen from here."""
+    folder = client.info().get("DockerRootDir")
+    return shutil.disk_usage(folder).free if folder and os.path.isdir(folder) else None

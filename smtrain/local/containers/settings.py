@@ -1,0 +1,52 @@
+"""What the control plane makes hosts of where a request does not say it, kept over restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from smtrain.aws.local_hosts import RUN_IN, LocalHosts
+from smtrain.local.containers import leftovers
+from smtrain.local.files import write_atomically
+
+FILE = "hosts.json"
+USED = "docker-used"
+"""A file that says that jobs of this home have run in containers: who never did so is not kept waiting for Docker."""
+
+
+def load(state: Path) -> LocalHosts:
+    """The settings of this home; the defaults where there are none, or none that make sense."""
+    try:
+        return checked(json.loads((state / FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return LocalHosts()
+
+
+def checked(asked: dict[str, Any]) -> LocalHosts:
+    """Settings from the outside. Raises ValueError or TypeError for what is none."""
+    hosts = LocalHosts(**{key: str(value or "") for key, value in asked.items()})
+    if hosts.run_in not in ("", *RUN_IN):
+        raise ValueError(f"run_in is {hosts.run_in!r}, not one of {', '.join(RUN_IN)}")
+    return hosts
+
+
+def save(state: Path, hosts: LocalHosts) -> None:
+    write_atomically(state / FILE, json.dumps(vars(hosts)))
+
+
+def mark(state: Path) -> None:
+    """From now on this home may have left something in Docker."""
+    with contextlib.suppress(OSError):
+        (state / USED).touch()
+
+
+def end_containers(state: Path) -> None:
+    """End what ran in containers when the control plane ended; a daemon that does not answer is left alone."""
+    leftovers.unmount(state / "jobs")
+    if (state / USED).exists():
+        with contextlib.suppress(Exception):
+            from smtrain.local.containers.daemon import connect
+
+            leftovers.remove_home(connect(), state.parent)
