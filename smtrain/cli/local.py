@@ -71,13 +71,15 @@ def clean(
     from smtrain.aws.local_plane import ensure_running, home_folder
     from smtrain.config.units import seconds
     from smtrain.errors import ConfigError, LocalError
-    from smtrain.local.clean import plan, remove
+    from smtrain.local.clean import end_crashed, plan, remove
     from smtrain.local.usage import KINDS, spell_bytes, usage
 
     try:
         age = None if older_than is None else float(seconds(older_than))
     except ValueError as error:
         raise ConfigError([f"--older-than: {error}"]) from None
+    if left := end_crashed(home_folder()):
+        say(f"removed from Docker what a crash left: {left}")
     used = usage(home_folder())
     for kind, size in used.kinds.items():
         if size:

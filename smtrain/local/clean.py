@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smtrain.aws.local_plane import Endpoint, state_folder
+from smtrain.aws.local_plane import Endpoint, running, state_folder
 from smtrain.contract.uris import split_uri
 from smtrain.errors import LocalError
 from smtrain.facts.sagemaker import ENDED
@@ -56,6 +56,25 @@ class Removal:
     @property
     def empty(self) -> bool:
         return not (self.jobs or self.objects or self.folders)
+
+
+def end_crashed(home: Path) -> str:
+    """Remove from this machine what containers of jobs that do not run have left, which nothing needs any more.
+
+    Gives what that was: `1 container, 1 network`; empty for nothing. Raises `LocalError` where Docker does not answer.
+    """
+    from smtrain.local.containers import leftovers, settings
+    from smtrain.local.containers.daemon import connect, plainly
+
+    state = state_folder(home)
+    if not settings.used(state):
+        return ""
+    client = connect()
+    with plainly("removing what a crash left"):
+        boxes, nets = leftovers.remove_stray(client, home, lambda: _running(home))
+    folders = [folder for folder in (state / "jobs").glob("*/hosts") if folder.parent.name not in _running(home)]
+    counts = {"container": boxes, "network": nets, "mount": sum(leftovers.unmount(folder) for folder in folders)}
+    return ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count)
 
 
 def plan(
@@ -123,6 +142,12 @@ def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> i
         with suppress(OSError), open(state_folder(endpoint.home) / "server.log", "r+b") as log:
             log.truncate()  # the server appends to it
     return before - usage(endpoint.home).total
+
+
+def _running(home: Path) -> set[str]:
+    """Names of jobs that run; none where no control plane does."""
+    endpoint = running(home)
+    return {record.name for record in _records(endpoint) if record.status not in ENDED} if endpoint else set()
 
 
 def _stays(members: list[Record], older_than: float | None, *, named: bool) -> str | None:

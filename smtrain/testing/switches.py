@@ -137,6 +137,13 @@ class Plane:
         """Let a running job's machines fail without notice: InternalServerError, or RetryStrategy's next try."""
         self.call("interrupt", job=job, kind="fault")
 
+    def hosts(self, *, run_in: str = "", image: str = "", memory: str = "", cpus: str = "") -> None:
+        """What hosts are of requests that do not say it (`sandbox`, `docker`, `auto`), and the image that they get.
+
+        Kept over restarts; with nothing it is the sandbox again.
+        """
+        self.call("hosts", run_in=run_in, image=image, memory=memory, cpus=cpus)
+
     def calm(self) -> None:
         """Forget every fault and every other setting but the grace; jobs and logs stay."""
         self.call("faults", clear=True)

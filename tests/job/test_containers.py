@@ -36,7 +36,8 @@ def test_training_gives_the_same_numbers_as_in_the_sandbox(local_home: Path, tra
         },
         "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 1},
     }  # fmt: skip
-    smtrain.launch(base, stage="prepare", say=lambda _: None)
+    prepared = smtrain.launch(base, stage="prepare", say=lambda _: None).output
+    base["data"] = {"prepared": prepared}
     box = smtrain.launch(base, say=lambda _: None)
     kept = f"s3://{box.target.default_bucket()}/of-containers/"
     container = smtrain.launch(

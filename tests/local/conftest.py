@@ -79,6 +79,7 @@ class Client:
     """boto3 clients of an endpoint, and what the tests do with them again and again."""
 
     _numbers = itertools.count()
+    kind = "sandbox"
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.bucket = endpoint, endpoint.bucket
@@ -191,6 +192,8 @@ def gone(mark: str) -> bool:
 
 class ContainerClient(Client):
     """The same, with hosts that are containers."""
+
+    kind = "docker"
 
     def request(self, command: str | list[str], **changes: Any) -> dict[str, Any]:
         tags = [{"Key": TAG, "Value": LocalHosts("docker", **changes.pop("limits", {})).write()}]

@@ -23,21 +23,26 @@ def config(client: Client, name: str, **more: str) -> dict:
     return {"S3Uri": f"s3://{client.bucket}/ckpt/{name}", **more}
 
 
-def test_checkpoints_come_down_go_up_and_are_deleted(client: Client) -> None:
-    client.put("ckpt/whole/old", "old")
-    client.put("ckpt/whole/step/kept", "kept")
+def test_checkpoints_come_down_go_up_and_are_deleted(on_hosts: Client) -> None:
+    on_hosts.put(f"ckpt/{on_hosts.kind}/whole/old", "old")
+    on_hosts.put(f"ckpt/{on_hosts.kind}/whole/step/kept", "kept")
     command = """
     cd /opt/ml/checkpoints; cat old; cat step/kept; rm old; mkdir new; echo hello > new/file; echo; echo ready
     trap 'exit 0' TERM; while true; do sleep 0.05; done
     """
-    name = client.start(command, CheckpointConfig=config(client, "whole"))
-    client.wait_for_line(name, "ready")
-    wait_for(lambda: client.keys("ckpt/whole/") == ["ckpt/whole/new/file", "ckpt/whole/step/kept"])
-    assert client.get("ckpt/whole/new/file") == b"hello\n"
-    assert client.describe(name)["TrainingJobStatus"] == "InProgress", "the sync does not wait for the end"
-    client.sagemaker.stop_training_job(TrainingJobName=name)
-    client.wait(name)
-    assert client.lines(name)[0] == "oldkept"
+    name = on_hosts.start(command, CheckpointConfig=config(on_hosts, f"{on_hosts.kind}/whole"))
+    on_hosts.wait_for_line(name, "ready")
+    wait_for(
+        lambda: (
+            on_hosts.keys(f"ckpt/{on_hosts.kind}/whole/")
+            == [f"ckpt/{on_hosts.kind}/whole/new/file", f"ckpt/{on_hosts.kind}/whole/step/kept"]
+        )
+    )
+    assert on_hosts.get(f"ckpt/{on_hosts.kind}/whole/new/file") == b"hello\n"
+    assert on_hosts.describe(name)["TrainingJobStatus"] == "InProgress", "the sync does not wait for the end"
+    on_hosts.sagemaker.stop_training_job(TrainingJobName=name)
+    on_hosts.wait(name)
+    assert on_hosts.lines(name)[0] == "oldkept"
 
 
 def test_what_is_written_last_arrives_however_the_job_ends(client: Client) -> None:
@@ -53,14 +58,17 @@ def test_what_is_written_last_arrives_however_the_job_ends(client: Client) -> No
         assert client.get(f"ckpt/{name}/last").decode().strip() == name
 
 
-def test_every_host_syncs_its_own_folder_to_the_one_prefix(client: Client) -> None:
+def test_every_host_syncs_its_own_folder_to_the_one_prefix(on_hosts: Client) -> None:
     command = "echo $HOSTNAME > /opt/ml/checkpoints/here/$HOSTNAME; ls /opt/ml/checkpoints/here"
-    where = config(client, "hosts", LocalPath="/opt/ml/checkpoints/here")
-    job = client.completed(command, hosts=2, CheckpointConfig=where)
-    assert client.keys("ckpt/hosts/") == ["ckpt/hosts/algo-1", "ckpt/hosts/algo-2"]
-    assert client.lines(job, "algo-2") == ["algo-2"], "a host sees its own files only"
-    again = client.completed(command, hosts=2, CheckpointConfig=where)
-    assert client.lines(again, "algo-2") == ["algo-1", "algo-2"], "a new job sees all"
+    where = config(on_hosts, f"{on_hosts.kind}/hosts", LocalPath="/opt/ml/checkpoints/here")
+    job = on_hosts.completed(command, hosts=2, CheckpointConfig=where)
+    assert on_hosts.keys(f"ckpt/{on_hosts.kind}/hosts/") == [
+        f"ckpt/{on_hosts.kind}/hosts/algo-1",
+        f"ckpt/{on_hosts.kind}/hosts/algo-2",
+    ]
+    assert on_hosts.lines(job, "algo-2") == ["algo-2"], "a host sees its own files only"
+    again = on_hosts.completed(command, hosts=2, CheckpointConfig=where)
+    assert on_hosts.lines(again, "algo-2") == ["algo-1", "algo-2"], "a new job sees all"
 
 
 def test_a_checkpoint_bucket_that_is_not_there(client: Client) -> None:

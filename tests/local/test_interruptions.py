@@ -40,7 +40,7 @@ def spot(client: Client, wait: int = 600, **more: Any) -> dict[str, Any]:
 
 
 def checkpoints(client: Client, name: str) -> dict[str, Any]:
-    return {"CheckpointConfig": {"S3Uri": f"s3://{client.bucket}/checkpoints/{name}/"}}
+    return {"CheckpointConfig": {"S3Uri": f"s3://{client.bucket}/checkpoints/{client.kind}/{name}/"}}
 
 
 def all_lines(client: Client, name: str) -> list[str]:
@@ -55,20 +55,20 @@ def statuses(job: dict[str, Any]) -> list[str]:
 ONCE_MORE = ["Interrupted", "Restarting", "Downloading", "Training"]
 
 
-def test_an_interrupted_job_saves_and_goes_on_with_its_checkpoints(plane: Plane, client: Client) -> None:
-    name = client.start(ATTEMPTS % 2, **spot(client), **checkpoints(client, "interrupted"))
+def test_an_interrupted_job_saves_and_goes_on_with_its_checkpoints(plane: Plane, on_hosts: Client) -> None:
+    name = on_hosts.start(ATTEMPTS % 2, **spot(on_hosts), **checkpoints(on_hosts, "interrupted"))
     for attempt in range(2):
-        client.wait_for_line(name, "ready") if attempt == 0 else client.wait(
-            name, lambda job: statuses(job).count("Training") == 2 and "attempt 1" in all_lines(client, name)
+        on_hosts.wait_for_line(name, "ready") if attempt == 0 else on_hosts.wait(
+            name, lambda job: statuses(job).count("Training") == 2 and "attempt 1" in all_lines(on_hosts, name)
         )
         plane.interrupt(name)
-        client.wait(name, lambda job, n=attempt: statuses(job).count("Interrupted") == n + 1)
-    job = client.wait(name)
+        on_hosts.wait(name, lambda job, n=attempt: statuses(job).count("Interrupted") == n + 1)
+    job = on_hosts.wait(name)
     assert job["TrainingJobStatus"] == "Completed"
     assert statuses(job) == [
         "Starting", "Downloading", "Training", *ONCE_MORE, *ONCE_MORE, "Uploading", "Completed",
     ]  # fmt: skip
-    assert [line for line in all_lines(client, name) if line != "ready"] == ["attempt 0", "attempt 1", "attempt 2"]
+    assert [line for line in all_lines(on_hosts, name) if line != "ready"] == ["attempt 0", "attempt 1", "attempt 2"]
     assert job["BillableTimeInSeconds"] <= job["TrainingTimeInSeconds"]
 
 
@@ -82,12 +82,12 @@ def test_a_schedule_interrupts_and_spot_is_billed_below_its_time(plane: Plane, c
     assert job["BillableTimeInSeconds"] < job["TrainingTimeInSeconds"]
 
 
-def test_the_deaf_are_killed_after_the_grace(plane: Plane, client: Client) -> None:
+def test_the_deaf_are_killed_after_the_grace(plane: Plane, on_hosts: Client) -> None:
     deaf = "trap '' TERM; [ -e /opt/ml/checkpoints/x ] && exit 0; touch /opt/ml/checkpoints/x; echo ready; sleep 600"
-    name = client.start(deaf, **spot(client), **checkpoints(client, "deaf"))
-    client.wait_for_line(name, "ready")
+    name = on_hosts.start(deaf, **spot(on_hosts), **checkpoints(on_hosts, "deaf"))
+    on_hosts.wait_for_line(name, "ready")
     plane.interrupt(name)
-    assert client.wait(name)["TrainingJobStatus"] == "Completed"
+    assert on_hosts.wait(name)["TrainingJobStatus"] == "Completed"
 
 
 def test_spot_without_machines_waits_until_its_time_is_up(plane: Plane, client: Client) -> None:
@@ -104,23 +104,23 @@ def test_spot_without_machines_waits_until_its_time_is_up(plane: Plane, client: 
 
 
 def test_a_broken_machine_is_an_internal_error_and_is_tried_again_as_often_as_asked(
-    plane: Plane, client: Client
+    plane: Plane, on_hosts: Client
 ) -> None:
-    name = client.start("echo ready; sleep 600")
-    client.wait_for_line(name, "ready")
+    name = on_hosts.start("echo ready; sleep 600")
+    on_hosts.wait_for_line(name, "ready")
     plane.break_down(name)
-    job = client.wait(name)
+    job = on_hosts.wait(name)
     assert job["FailureReason"] == "InternalServerError: We encountered an internal error. Please try again."
-    name = client.start(
+    name = on_hosts.start(
         "touch /opt/ml/checkpoints/$RANDOM; n=$(ls /opt/ml/checkpoints | wc -l); echo ready $n; [ $n = 1 ] || exit 0; "
         "sleep 600",
         RetryStrategy={"MaximumRetryAttempts": 1},
-        **checkpoints(client, "broken"),
+        **checkpoints(on_hosts, "broken"),
     )
-    client.wait_for_line(name, "ready 1")
-    client.wait(name, lambda job: client.keys("checkpoints/broken/"))
+    on_hosts.wait_for_line(name, "ready 1")
+    on_hosts.wait(name, lambda job: on_hosts.keys(f"checkpoints/{on_hosts.kind}/broken/"))
     plane.break_down(name)
-    job = client.wait(name)
+    job = on_hosts.wait(name)
     assert job["TrainingJobStatus"] == "Completed"
     assert statuses(job).count("Restarting") == 1
     assert "Interrupted" not in statuses(job)

@@ -1,4 +1,4 @@
-"""kill -9 of every process of a job, with and without namespaces: nothing runs on, the job says why, stop works."""
+"""kill -9 of every process of a job, in namespaces, without, in containers: nothing runs on, the job says why."""
 
 from __future__ import annotations
 
@@ -10,24 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.aws.local_plane import Endpoint, shut_down
+from smtrain.aws.local_plane import shut_down
 from smtrain.local.processes import MARK
+from tests import docker
 
-from .conftest import Client, gone, processes, serve, wait_for
+from .conftest import Client, client_of, gone, processes, serve, wait_for
+
+HOSTS = [
+    pytest.param(("sandbox",), id="namespaces"),
+    pytest.param(("sandbox", "--no-namespaces"), id="without"),
+    pytest.param(("docker",), id="docker", marks=pytest.mark.docker),
+]
+SUPERVISORS = ("smtrain.local.sandbox", "smtrain.local.containers.supervisor")
 
 
-@pytest.fixture(scope="module", params=[(), ("--no-namespaces",)], ids=["namespaces", "without"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+@pytest.fixture(scope="module", params=HOSTS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    kind, *options = request.param
     home = tmp_path_factory.mktemp("home")
-    yield serve(home, *request.param)
+    yield client_of(kind, serve(home, *options))
     shut_down(home)
 
 
 class Tree:
     """A job whose leader has started a rank in a session of its own, as torchrun does."""
 
-    def __init__(self, server: Endpoint) -> None:
-        self.client = Client(server)
+    def __init__(self, client: Client) -> None:
+        self.client = client
         self.mark = f"96{time.time_ns()}"
         # bash waits: it becomes neither of the two.
         command = f"setsid sleep {self.mark} & echo $! > /dev/null; echo ready; sleep {self.mark}; echo after"
@@ -41,7 +50,7 @@ class Tree:
     def pid(self, target: str) -> int:
         running = [(pid, words, " ".join(words)) for pid, words in _commands().items()]
         return {
-            "supervisor": [p for p, w, line in running if "smtrain.local.sandbox" in w and self.name in line],
+            "supervisor": [p for p, w, line in running if {*SUPERVISORS} & {*w} and self.name in line],
             "leader": [p for p, w, line in running if w[0] == "bash" and self.mark in line],
             "rank": [p for p in self._sleeping() if os.getsid(p) == p],
         }[target][0]
@@ -60,7 +69,7 @@ def _commands() -> dict[int, list[str]]:
 
 
 @pytest.mark.parametrize("target", ["supervisor", "leader"])
-def test_killed_it_leaves_nothing_and_the_job_says_why(server: Endpoint, target: str) -> None:
+def test_killed_it_leaves_nothing_and_the_job_says_why(server: Client, target: str) -> None:
     tree = Tree(server)
     os.kill(tree.pid(target), signal.SIGKILL)
     job = tree.client.wait(tree.name)
@@ -77,7 +86,7 @@ def test_killed_it_leaves_nothing_and_the_job_says_why(server: Endpoint, target:
     assert "after" not in tree.client.lines(tree.name)
 
 
-def test_a_killed_rank_is_the_leaders_to_see_and_stop_ends_the_rest(server: Endpoint) -> None:
+def test_a_killed_rank_is_the_leaders_to_see_and_stop_ends_the_rest(server: Client) -> None:
     tree = Tree(server)
     os.kill(tree.pid("rank"), signal.SIGKILL)
     assert tree.client.describe(tree.name)["TrainingJobStatus"] == "InProgress"
@@ -86,7 +95,7 @@ def test_a_killed_rank_is_the_leaders_to_see_and_stop_ends_the_rest(server: Endp
     assert gone(tree.mark)
 
 
-def test_stop_ends_a_host_whose_supervisor_does_nothing_any_more(server: Endpoint) -> None:
+def test_stop_ends_a_host_whose_supervisor_does_nothing_any_more(server: Client) -> None:
     tree = Tree(server)
     os.kill(tree.pid("supervisor"), signal.SIGSTOP)
     tree.client.sagemaker.stop_training_job(TrainingJobName=tree.name)
@@ -94,12 +103,13 @@ def test_stop_ends_a_host_whose_supervisor_does_nothing_any_more(server: Endpoin
     assert gone(tree.mark)
 
 
-@pytest.mark.parametrize("options", [(), ("--no-namespaces",)], ids=["namespaces", "without"])
+@pytest.mark.parametrize("hosts", HOSTS)
 def test_plane_and_supervisor_killed_at_once_the_next_plane_ends_what_is_left(
-    start_server, options: tuple[str, ...]
+    start_server, hosts: tuple[str, ...]
 ) -> None:
+    kind, *options = hosts
     endpoint = start_server(*options)
-    tree = Tree(endpoint)
+    tree = Tree(client_of(kind, endpoint))
     supervisor = tree.pid("supervisor")
     os.kill(supervisor, signal.SIGSTOP)  # it cannot see the plane end
     os.kill(endpoint.pid, signal.SIGKILL)
@@ -107,12 +117,16 @@ def test_plane_and_supervisor_killed_at_once_the_next_plane_ends_what_is_left(
     os.kill(supervisor, signal.SIGKILL)
     start_server(*options)
     assert not processes(tree.mark), "when it answers, they are gone"
+    if kind == "docker":
+        assert not docker.left(endpoint.home)
     assert "restarted while the job ran" in tree.client.describe(tree.name)["FailureReason"]
 
 
-def test_every_process_of_a_host_carries_its_mark(server: Endpoint) -> None:
+def test_every_process_of_a_host_carries_its_mark(server: Client) -> None:
+    if server.kind == "docker":
+        pytest.skip("a container is known by its labels, and shows the job nothing of ours")
     tree = Tree(server)
-    variable = f"{MARK}={server.home / 'local/jobs' / tree.name / 'hosts/algo-1'}".encode()
+    variable = f"{MARK}={server.endpoint.home / 'local/jobs' / tree.name / 'hosts/algo-1'}".encode()
     for target in ("supervisor", "leader", "rank"):
         assert variable in Path(f"/proc/{tree.pid(target)}/environ").read_bytes().split(b"\0")
     tree.client.sagemaker.stop_training_job(TrainingJobName=tree.name)

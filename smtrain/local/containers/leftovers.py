@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,20 @@ def remove_home(client: Any, home: Path) -> int:
     _remove(left)
     _drop(nets)
     return len(left) + len(nets)
+
+
+def remove_stray(client: Any, home: Path, running: Callable[[], set[str]]) -> tuple[int, int]:
+    """Remove containers and networks of jobs of a home that do not run; gives how many of either there were.
+
+    `running` is asked after Docker: a job that begins meanwhile is not among what was found.
+    """
+    boxes, nets = containers(client, HOME, str(home)), networks(client, HOME, str(home))
+    names = running()
+    boxes = [one for one in boxes if one.labels.get(JOB) not in names]
+    nets = [one for one in nets if (one.attrs.get("Labels") or {}).get(JOB) not in names]
+    _remove(boxes)
+    _drop(nets)
+    return len(boxes), len(nets)
 
 
 def _remove(found: list[Any]) -> None:

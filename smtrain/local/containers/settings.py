@@ -42,10 +42,15 @@ def mark(state: Path) -> None:
         (state / USED).touch()
 
 
+def used(state: Path) -> bool:
+    """Whether jobs of this home have ever run in containers."""
+    return (state / USED).exists()
+
+
 def end_containers(state: Path) -> None:
     """End what ran in containers when the control plane ended; a daemon that does not answer is left alone."""
     leftovers.unmount(state / "jobs")
-    if (state / USED).exists():
+    if used(state):
         with contextlib.suppress(Exception):
             from smtrain.local.containers.daemon import connect
 
