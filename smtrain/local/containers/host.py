@@ -46,6 +46,7 @@ class ContainerHost(Host):
                 "command": arguments or ([] if entrypoint else ["train"]),
                 "labels": {HOME: str(self.endpoint.home), JOB: self.job.name, HOST: str(self.folder)},
                 "network": containers.network_name,
+                "address": containers.addresses[self.name],
                 "host": {**containers.limits(self.instance_type), "binds": self._binds()},
             },
         }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import itertools
 import os
 import resource
 import sys
@@ -17,7 +19,7 @@ from smtrain.facts import instance
 from smtrain.local.containers import leftovers, settings
 from smtrain.local.containers.daemon import HOME, JOB, borrowed, connect, local_image, plainly
 from smtrain.local.containers.door import Door
-from smtrain.local.jobs import JobRecord
+from smtrain.local.jobs import JobRecord, hosts_of
 
 if TYPE_CHECKING:
     from smtrain.local.executor import Executor
@@ -36,8 +38,9 @@ class JobContainers:
         self.home = executor.endpoint.home
         self.client = connect()
         self.image, self.folders = usable(self.client, image_of(executor, job.request))
-        self.network: Any = None
         self.network_name = ""
+        self.addresses: dict[str, str] = {}
+        """Of every host, known before any runs: a name that cannot be resolved yet ends many a script."""
         self.door: Door | None = None
 
     def open(self) -> None:
@@ -47,16 +50,16 @@ class JobContainers:
         # Without an address of this machine on it, an internal network leads nowhere: with one, whatever listens on all
         # addresses of this machine would be within reach.
         options = {"com.docker.network.bridge.inhibit_ipv4": "true"} if isolated else {}
-        name = f"smtrain-{self.job.name}-{os.urandom(4).hex()}"
+        labels = {HOME: str(self.home), JOB: self.job.name}
+        self.network_name = f"smtrain-{self.job.name}-{os.urandom(4).hex()}"
         with plainly("making the job's network"):
-            self.network = self.client.networks.create(
-                name, driver="bridge", internal=isolated, options=options,
-                labels={HOME: str(self.home), JOB: self.job.name},
+            gateway, *addresses = make_network(
+                self.client, self.network_name, 1 + len(hosts_of(self.job.request)),
+                internal=isolated, options=options, labels=labels,
             )  # fmt: skip
-            self.network_name = name
-            self.network.reload()
+        self.addresses = {name: at for (name, _, _), at in zip(hosts_of(self.job.request), addresses, strict=True)}
         if not isolated:
-            self.door = Door(self.executor.app, self.network.attrs["IPAM"]["Config"][0]["Gateway"].partition("/")[0])
+            self.door = Door(self.executor.app, gateway)
 
     def environment(self) -> dict[str, str]:
         """Region, and how to reach and sign for S3 where the job has a network."""
@@ -80,6 +83,7 @@ class JobContainers:
             "shm_size": (ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2,
             "devices": [f"{path}:{path}:rwm" for path in sorted(map(str, Path("/dev").glob("neuron[0-9]*")))],
             "gpus": os.path.exists("/dev/nvidiactl"),
+            "extra_hosts": self.addresses,
         }
         if ram:
             found |= {"mem_limit": ram, "memswap_limit": ram}
@@ -105,6 +109,34 @@ class JobContainers:
             leftovers.remove_job(self.client, self.home, self.job.name)
         except Exception as error:
             print(f"warning: the network of {self.job.name} may be left: {error}", flush=True)
+
+
+def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
+    """Make a bridge network; gives its first addresses, of which the first is its gateway.
+
+    Docker gives fixed addresses only in a range that was asked for, and knows best which are free: it is asked for any
+    network first, and for one with the same range then.
+    """
+    from docker.errors import APIError
+    from docker.types import IPAMConfig, IPAMPool
+
+    for attempt in range(8):
+        probe = client.networks.create(name, driver="bridge", **more)
+        try:
+            probe.reload()
+            subnet = probe.attrs["IPAM"]["Config"][0]["Subnet"]
+        finally:
+            probe.remove()
+        addresses = [str(address) for address in itertools.islice(ipaddress.ip_network(subnet).hosts(), count)]
+        ipam = IPAMConfig(pool_configs=[IPAMPool(subnet=subnet, gateway=addresses[0])])
+        try:
+            client.networks.create(name, driver="bridge", ipam=ipam, **more)
+            return addresses
+        except APIError as error:
+            # Another program may have taken the range meanwhile.
+            if attempt == 7 or "overlap" not in str(error):
+                raise
+    raise AssertionError
 
 
 def ulimits() -> dict[str, int]:

@@ -78,7 +78,11 @@ class ContainerSupervisor(Supervisor):
                 labels=asked["labels"],
                 host_config=api.create_host_config(**_host_config(asked["host"])),
                 networking_config=api.create_networking_config(
-                    {asked["network"]: api.create_endpoint_config(aliases=[self.spec["hostname"]])}
+                    {
+                        asked["network"]: api.create_endpoint_config(
+                            aliases=[self.spec["hostname"]], ipv4_address=asked["address"]
+                        )
+                    }
                 ),
             )
             self.container = made["Id"]
