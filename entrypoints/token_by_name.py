@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-from smtrain.config.schema import Secret
+from smtrain.config.secret import Secret
 from smtrain.errors import SmtrainError
 
 

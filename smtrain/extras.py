@@ -19,6 +19,8 @@ MODULES = {
     "convert": ("numpy", "zlib_ng"),
     "lora": ("peft",),
     "gguf": ("gguf",),
+    "mlflow": ("mlflow", "sagemaker_mlflow"),
+    "wandb": ("wandb",),
     "hub": ("datasets",),
     "eval": ("lm_eval", "accelerate"),
     "s3": ("s3fs", "fsspec"),

@@ -25,6 +25,7 @@ COMMANDS = {
     "status": ("smtrain.cli.status", "Show a job: state, progress, checkpoints, failure."),
     "compare": ("smtrain.cli.compare", "Do trainings learn alike? Runs, jobs and other tools' logs, with a verdict."),
     "report": ("smtrain.cli.report", "Write a run as one HTML page: curves, validation, cost and waste, how to rerun."),
+    "tensorboard": ("smtrain.cli.tensorboard", "Open TensorBoard on a run, with every new step while it trains."),
     "logs": ("smtrain.cli.logs", "Print what a job's hosts wrote; --follow goes on until it ends."),
     "stop": ("smtrain.cli.stop", "Ask a job to save and stop."),
     "download": ("smtrain.cli.download", "Copy what a job produced into a folder."),
@@ -83,6 +84,6 @@ def _help() -> str:
     lines = ["Usage: smtrain COMMAND [OPTIONS]", ""]
     lines += ["Continue the pre-training of an open LLM on AWS Trainium, or try the same job on this machine.", ""]
     lines += ["Commands:"]
-    lines += [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:11} {text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "`smtrain COMMAND --help` shows a command's options."]
     return "\n".join(lines)

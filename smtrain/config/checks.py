@@ -146,6 +146,14 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     token = config.model.token
     if token and (token.secret is None) == (token.ssm is None):
         yield {"model.token"}, "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"
+    wandb_key = config.track.wandb.key if config.track.wandb else None
+    if wandb_key and (wandb_key.secret is None) == (wandb_key.ssm is None):
+        yield {"track.wandb"}, "track.wandb.key: must name one of secret (Secrets Manager) and ssm (a parameter)"
+    if config.track.by == "job" and config.network.isolation:
+        yield (
+            {"track.by", "network.isolation"},
+            "track.by: a job with network.isolation reaches no tracker; use by: client",
+        )
     hub = [path for path in (config.model.path, *(s.path for s in config.data.all_sources)) if path.startswith("hf://")]
     if token and not hub:
         yield (

@@ -10,7 +10,9 @@ from pydantic import Field, field_validator
 
 from smtrain.config.data import Data
 from smtrain.config.machine import MachineEntry, MachineName
+from smtrain.config.secret import Secret
 from smtrain.config.section import Section
+from smtrain.config.track import Track
 from smtrain.config.units import Seconds
 from smtrain.config.validation import Validation
 from smtrain.facts import instance
@@ -31,17 +33,6 @@ def _or_one(schema: dict[str, Any]) -> None:
     """A list of names may be one name."""
     names = {key: schema.pop(key) for key in ("type", "items")}
     schema["anyOf"] = [names, {"type": "string"}]
-
-
-class Secret(Section):
-    """A secret by its name; the container reads it with the job's role, and it is in no request, log or file."""
-
-    secret: str | None = None
-    """Name or ARN in Secrets Manager."""
-    ssm: str | None = None
-    """Name or ARN of an SSM parameter."""
-    key: str | None = None
-    """The field to take where the secret is a JSON object."""
 
 
 class Model(Section):
@@ -343,6 +334,8 @@ class JobConfig(Section):
     """What the generate stage asks the exported model."""
     evaluate: Evaluate = Evaluate()
     """What the evaluate stage asks the exported model and the base model."""
+    track: Track = Track()
+    """Where curves go while a job trains: TensorBoard, MLflow, Weights & Biases."""
     network: Network = Network()
     """VPC and isolation."""
     machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)

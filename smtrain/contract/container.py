@@ -64,6 +64,11 @@ class Container:
         return Path(os.environ.get("SM_OUTPUT_DATA_DIR", self.root / "output/data"))
 
     @property
+    def tensorboard_dir(self) -> Path:
+        """What SageMaker copies to S3 while the job runs, where the request has a TensorBoardOutputConfig."""
+        return self.root / "output/tensorboard"
+
+    @property
     def checkpoint_dir(self) -> Path:
         """The run's checkpoints, of all its jobs."""
         return self.root / "checkpoints"

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from smtrain.follow import notebook
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Event, Follower, Told
 from smtrain.follow.progress import Progress
+from smtrain.follow.tracked import Feeding, feeding
 from smtrain.interrupts import interrupts
 from smtrain.text import Say
 
@@ -63,11 +64,18 @@ def follow(job: Job, view: View, say: Say = print) -> bool:
     wanted = re.compile(view.grep) if view.grep else None
     if say is print and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe wants a line when it comes
-    with interrupts() as interrupt:
+    fed: Feeding | None = None
+    whole = (view.host, view.since, view.tail, view.resume) == (None, None, None, False)
+    with interrupts() as interrupt, ExitStack() as open_:
         try:
             with show as take, closing(follower.events()) as events:
                 for event in events:
                     progress.take(event)
+                    if isinstance(event, Told) and fed is None:
+                        job.note(event.job)
+                        fed = open_.enter_context(feeding(job, event.job, say, whole=whole))
+                    if fed is not None and isinstance(event, Line):
+                        fed.take(event)
                     if isinstance(event, Told):
                         job.note(event.job)
                     if not isinstance(event, Line):

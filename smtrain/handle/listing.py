@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from smtrain.aws.target import Target
+from smtrain.aws.attach import place_of
+from smtrain.aws.target import Target, TargetName
 from smtrain.config.schema import Stage
+from smtrain.errors import JobError
 from smtrain.handle.job import Job
+from smtrain.handle.results import stage_of
+
+_RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
 def jobs_of(target: Target, run: str, stage: Stage) -> list[Job]:
@@ -20,6 +25,24 @@ def jobs_of(target: Target, run: str, stage: Stage) -> list[Job]:
 def attempts_at(base: str, jobs: list[Job]) -> list[Job]:
     """Those of the jobs that are attempts at one stage: `base`, `base-2`, `base-3`..."""
     return [job for job in jobs if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
+
+
+def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[Job]]:
+    """The run of this name, or of a job of this name, and its train jobs, oldest first. Raises `JobError` without any.
+
+    A job that is not one of a run of ours stands for itself.
+    """
+    job, place = place_of(name, target)
+    ours = stage_of(job)
+    run = ours[0] if ours else job
+    if not _RUN.fullmatch(run):
+        raise JobError(f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are")
+    attempts = jobs_of(place, run, "train")[::-1]
+    if not attempts:
+        alone = Job(job, place)
+        alone.describe()
+        return job, [alone]
+    return run, attempts
 
 
 def list_jobs(target: Target, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:

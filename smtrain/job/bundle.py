@@ -29,6 +29,7 @@ PARTS = (
     "engine",
     "generation",
     "train",
+    "tracking",
     "evaluation",
 )
 

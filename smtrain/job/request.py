@@ -12,6 +12,7 @@ from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
 from smtrain.planner.stages import machine_for, machines_of, volume_for
+from smtrain.tracking.settings import VARIABLE, variable
 
 # The launcher's log line is `step=.. loss=.. ...`; CloudWatch and the local control plane read these numbers from it.
 METRICS: dict[Stage, tuple[str, ...]] = {
@@ -26,6 +27,7 @@ _START = (
 )
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
 CHECKPOINTS = "SMTRAIN_CHECKPOINTS"
+TENSORBOARD_PATH = "/opt/ml/output/tensorboard"
 
 
 def create_training_job(
@@ -88,6 +90,13 @@ def create_training_job(
             resources = request["ResourceConfig"]
             group = {key: resources.pop(key) for key in ("InstanceType", "InstanceCount")}
             resources["InstanceGroups"] = [{**group, "InstanceGroupName": compute.instance_group}]
+        if tracked := variable(config.track):
+            request["Environment"] = {VARIABLE: tracked} | request["Environment"]
+        if config.track.tensorboard == "live":
+            request["TensorBoardOutputConfig"] = {
+                "LocalPath": TENSORBOARD_PATH,
+                "S3OutputPath": f"{run_uri(config)}tensorboard",
+            }
         if compute.training_plan:
             request["ResourceConfig"]["TrainingPlanArn"] = compute.training_plan
         if compute.infra_check:

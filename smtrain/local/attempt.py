@@ -49,6 +49,8 @@ class Attempt:
         self.events: queue.Queue[HostEvent | None] = queue.Queue()
         self.hosts: list[Host] = []
         self.syncs: list[CheckpointSync] = []
+        self.curves: list[CheckpointSync] = []
+        """Of TensorBoard's folders; apart, as checkpoints wait for each other."""
         self.network: HostNetwork | None = None
         self.containers: JobContainers | None = None
         self._lost: End | None = None
@@ -86,7 +88,7 @@ class Attempt:
 
     def end_syncs(self, how: End) -> None:
         """Bring checkpoints up; a broken machine takes what it had along."""
-        for sync in self.syncs:
+        for sync in [*self.curves, *self.syncs]:
             if how is FAULT:
                 sync.abandon()
             else:
@@ -151,7 +153,7 @@ class Attempt:
         if self.stopping.is_set():
             return End("Stopped")
         self.move("Training")
-        for sync in self.syncs:
+        for sync in [*self.syncs, *self.curves]:
             sync.start()
         self._each(Host.go)
         return None
@@ -178,6 +180,13 @@ class Attempt:
                     f"Data download failed: {problem['Code']}: {problem['Message']} ({checkpoints['S3Uri']})"
                 ) from None
             self.syncs.append(sync)
+        if curves := request.get("TensorBoardOutputConfig"):
+            folder = host.path_of(curves.get("LocalPath", "/opt/ml/output/tensorboard"))
+            folder.mkdir(parents=True, exist_ok=True)
+            uri = f"{curves['S3OutputPath'].rstrip('/')}/{self.job.name}/tensorboard-output/"
+            up = CheckpointSync(self.client, uri, folder)  # nothing is brought down, and no host waits for another
+            up.see_as(host.ml, host.log)
+            self.curves.append(up)
         return lazy
 
     def _fetch(self, host: Host, channel: Channel) -> None:

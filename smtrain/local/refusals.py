@@ -16,7 +16,6 @@ ABSENT = {
     "ExperimentConfig": "keeps no experiments",
     "DebugRuleConfigurations": "evaluates no debugger rules",
     "ProfilerRuleConfigurations": "evaluates no profiler rules",
-    "TensorBoardOutputConfig": "uploads no folder but the model, output/data and the checkpoints",
 }
 
 
@@ -33,6 +32,9 @@ def fault_of(request: dict[str, Any]) -> str | None:
     places = {
         "OutputDataConfig.S3OutputPath": request["OutputDataConfig"]["S3OutputPath"],
         "CheckpointConfig.S3Uri": checkpoints.get("S3Uri", "s3://"),
+        "TensorBoardOutputConfig.S3OutputPath": (request.get("TensorBoardOutputConfig") or {}).get(
+            "S3OutputPath", "s3://"
+        ),
     }
     for key, uri in places.items():
         if not uri.startswith("s3://"):
@@ -40,6 +42,10 @@ def fault_of(request: dict[str, Any]) -> str | None:
     path = checkpoints.get("LocalPath", "/opt/ml/checkpoints")
     if not path.startswith("/opt/ml/") or ".." in path.split("/"):
         return f"CheckpointConfig.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
+    curves = request.get("TensorBoardOutputConfig") or {}
+    path = curves.get("LocalPath", "/opt/ml/output/tensorboard")
+    if not path.startswith("/opt/ml/") or ".." in path.split("/"):
+        return f"TensorBoardOutputConfig.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or []]
     if len(set(names)) < len(names):
         return "InputDataConfig: channel names must be unique"

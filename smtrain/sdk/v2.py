@@ -133,7 +133,14 @@ def _estimator(
         # Both default hooks have broken Neuron jobs.
         disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
         debugger_hook_config=False,
+        tensorboard_output_config=_curves(request.get("TensorBoardOutputConfig")),
     )
+
+
+def _curves(told: dict[str, str] | None) -> Any:
+    from sagemaker.debugger import TensorBoardOutputConfig
+
+    return TensorBoardOutputConfig(told["S3OutputPath"], told["LocalPath"]) if told else None
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from sagemaker.core.training.configs import (
     SessionChainingConfig,
     StoppingCondition,
     Tag,
+    TensorBoardOutputConfig,
 )
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.train import ModelTrainer
@@ -158,6 +159,10 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
         made.with_metric_definitions([MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics])
     if retries := request.get("RetryStrategy"):
         made.with_retry_strategy(RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"]))
+    if curves := request.get("TensorBoardOutputConfig"):
+        made.with_tensorboard_output_config(
+            TensorBoardOutputConfig(s3_output_path=curves["S3OutputPath"], local_path=curves["LocalPath"])
+        )
     if "InfraCheckConfig" in request:
         made.with_infra_check_config(InfraCheckConfig(enable_infra_check=True))
     if chaining := request.get("SessionChainingConfig"):

@@ -25,6 +25,7 @@ from smtrain.job import graphs
 from smtrain.job.stages import Chain, StagePlan, stages_of
 from smtrain.planner.resolve import load_config
 from smtrain.preflight.api import before
+from smtrain.reporting.publish import publish
 from smtrain.submission.one_job import standing, submit
 from smtrain.submission.preview import Request
 from smtrain.text import Say
@@ -249,6 +250,8 @@ def run(
             say(f"{heading}: done in {spell(seconds)}")
         where = chain.checkpoints if stage == "train" else job.output
         done.results.append(StageResult(stage, job, seconds, where, skipped))
+    if not all(result.skipped for result in done.results):
+        publish(chain.config.name, chain.target, chain.config.track, say)
     return done
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +15,11 @@ import torch
 from smtrain.contract.log_lines import step_line
 from smtrain.engine.base import StepResult
 from smtrain.facts import instance
+from smtrain.tracking.buffer import Buffered, TrackedStep
 from smtrain.train.validation import Judged
+
+LIVE = 10
+"""Seconds between writes of TensorBoard's files, where they are copied while the job runs."""
 
 
 def peak_flops(instance_type: str) -> float:
@@ -54,14 +59,17 @@ class MetricsLog:
 
     def __init__(
         self, folder: Path, *, total_steps: int, first_step: int, tokens_per_step: int,
-        flops_per_token: float, peak: float,
+        flops_per_token: float, peak: float, live: Path | None = None, trackers: Sequence[Buffered] = (),
     ) -> None:  # fmt: skip
-        """`peak` is the whole mesh's, in operations a second."""
+        """`peak` is the whole mesh's, in operations a second. `live` gets TensorBoard's files too, and soon."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
         self._jsonl = _opened(folder / "metrics.jsonl")
-        self._board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        self._boards: list[Any] = [SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)]
+        if live is not None:
+            self._boards.append(SummaryWriter(str(live), purge_step=first_step, flush_secs=LIVE))
+        self._trackers = trackers
         self._tokens, self._flops, self._peak = tokens_per_step, flops_per_token, peak
         self._since, self._last_step = time.perf_counter(), first_step - 1
         self._total = total_steps
@@ -109,15 +117,17 @@ class MetricsLog:
             sys.stdout.flush()
         self._jsonl.write(json.dumps(record) + "\n")
         self._jsonl.flush()
+        for tracker in self._trackers:
+            tracker.log(TrackedStep(step, int(time.time() * 1000), record))
         for name, value in record.items():
-            if name.startswith("val_"):
-                self._board.add_scalar(f"validation/{name.removeprefix('val_')}", value, step)
-            elif name != "step":
-                self._board.add_scalar(f"train/{name}", value, step)
+            tag = f"validation/{name.removeprefix('val_')}" if name.startswith("val_") else f"train/{name}"
+            for board in self._boards if name != "step" else ():
+                board.add_scalar(tag, value, step)
 
     def close(self) -> None:
         """Flush everything to disk."""
         if self._bar is not None:
             self._bar.stop()
         self._jsonl.close()
-        self._board.close()
+        for board in self._boards:
+            board.close()

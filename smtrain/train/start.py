@@ -31,6 +31,7 @@ from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.position import Position, changes
 from smtrain.train.resume import Resume, check_engine, choose, line_of, refuse_damaged, watch_of
 from smtrain.train.trace import trace, tracing
+from smtrain.train.tracked import close, trackers_of
 from smtrain.train.validation import Validator
 
 
@@ -73,7 +74,7 @@ def start(config: JobConfig, container: Container) -> None:
         return
     good = resume.load(engine)
     step, state, name = (good.step, good.state, good.name) if good else (0, {}, None)
-    log = None
+    log, trackers = None, trackers_of(config, container) if engine.rank == 0 else []
     line = line.begun(good.step if good else None)
     if destination:
         destination.line, engine.allowed = line, destination.allowed
@@ -91,11 +92,12 @@ def start(config: JobConfig, container: Container) -> None:
             tokens_per_step=options.global_batch_size * options.seq_len,
             flops_per_token=ModelShape.from_config(described).flops_per_token(options.seq_len),
             peak=peak_flops(config.compute.instance_type) * engine.world_size,
+            live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None, trackers=trackers,
         )  # fmt: skip
     position = Position(config, manifest, here, step, state, [s.digest for s in choice.abandoned])
     validator = _validator(config, container, manifest, engine, state.get("validation"))
     try:
-        train(
+        last = train(
             config, engine, loader, line=line, resumed=good.step if good else None,
             samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
             watch=LossWatch(vocabulary, state.get("losses", ()), name),
@@ -107,6 +109,7 @@ def start(config: JobConfig, container: Container) -> None:
             log.close()
         if validator:
             validator.close()
+    close(trackers, "Completed" if last >= options.steps else "Stopped")
     if destination:
         destination.close()
     engine.close()

@@ -72,6 +72,7 @@ SURFACE = {
     "list": {"--target", "--name", "--limit"},
     "status": {"--target"},
     "compare": {"--by", "--window", "--tolerance", "--tokens-per-step", "--out", "--json", "--target"},
+    "tensorboard": {"--port", "--host", "--out", "--target"},
     "report": {"--out", "--overwrite", "--target"},
     "logs": {
         *("--target", "--follow", "-f", "--host", "--grep", "--since", "--tail", "--resume", "--plain", "--every"),

@@ -32,6 +32,7 @@ TAKES = {
     "status": ["job"],
     "compare": ["a.jsonl", "b.jsonl"],
     "report": ["run"],
+    "tensorboard": ["run"],
     "logs": ["job"],
     "stop": ["job"],
     "download": ["job", "to"],
@@ -206,13 +207,15 @@ def of_configs() -> Iterator[Use]:
 def of_jobs() -> Iterator[Use]:
     for job in NAMES:
         for words in (["status", job], ["logs", job], ["stop", job], ["download", job, "to"], ["pool", "release", job],
-                      ["report", job]):  # fmt: skip
+                      ["report", job], ["tensorboard", job, "--out", "to"]):  # fmt: skip
             yield Use(tuple(words))
     for folder in ("", " ", "run.yaml"):
         yield Use(("download", "no-such-job", folder))
     yield Use(("download", "no-such-job", "to", "--what", "money"))
     for out in ("", "text"):
         yield Use(("report", "no-such-run", "--out", out))
+    for more in (["--port", "x"], ["--port", "-1"], ["--port", "70000"], ["--out", ""], ["--out", "run.yaml"]):
+        yield Use(("tensorboard", "no-such-run", *more))
 
 
 def of_checkpoints() -> Iterator[Use]:

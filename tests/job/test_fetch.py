@@ -13,7 +13,7 @@ import pytest
 import smtrain
 from smtrain.aws.local_plane import ensure_running
 from smtrain.aws.target import Target
-from smtrain.config.schema import Secret
+from smtrain.config.secret import Secret
 from smtrain.job.bundle import entrypoints_folder
 from tests.job.hub import Hub
 

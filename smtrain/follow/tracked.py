@@ -1,0 +1,153 @@
+"""The trackers that a job names, fed by whoever follows it: from its first step on, each step once."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from smtrain.config.secret import Secret
+from smtrain.contract.log_lines import STEP_PATTERN, Line, step_record
+from smtrain.contract.uris import split_uri
+from smtrain.errors import JobError
+from smtrain.facts.sagemaker import ENDED
+from smtrain.follow.reading import pages
+from smtrain.home import home
+from smtrain.text import Say
+from smtrain.tracking.buffer import Buffered, TrackedStep
+from smtrain.tracking.open import open_trackers
+from smtrain.tracking.settings import VARIABLE, Tracked, id_of, parameters, parse
+
+if TYPE_CHECKING:
+    from smtrain.handle.job import Job
+
+FLUSH = 30.0
+"""Seconds that the end of a follow waits for trackers."""
+
+
+class Feeding:
+    """Feeds a job's trackers. `take` costs the follower nothing; without trackers everything here does nothing."""
+
+    def __init__(self, job: Job, told: dict[str, Any], say: Say, whole: bool) -> None:
+        """`whole`: the follower begins with the job's first line, so nothing was before what it passes on."""
+        self._job, self._say = job, say
+        self._trackers: list[Buffered] = []
+        self._lock: IO[str] | None = None
+        track = parse(told.get("Environment", {}).get(VARIABLE))
+        if track is None or track.by != "client" or not (track.mlflow or track.wandb):
+            return
+        folder = home() / "tracking"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder / f"{job.target.name}-{job.name}.lock")
+        if self._lock is None:
+            say(f"{job.name} is tracked by another process of this machine")
+            return
+        self._began = int(told["CreationTime"].timestamp() * 1000) - 60_000
+        self._trackers = open_trackers(track, tracked_of(job, told), folder, say, self._secret)
+        if not whole:
+            self._catch_up()
+
+    def take(self, line: Line) -> None:
+        """Pass on the numbers of a step's line."""
+        if self._trackers and (record := step_record(line.text)):
+            for tracker in self._trackers:
+                tracker.log(TrackedStep(int(record["step"]), line.timestamp, record))
+
+    def close(self, status: str | None) -> None:
+        """Send what a filter of the view kept away, and what is left; says what could not be sent."""
+        if self._trackers and status in ENDED:
+            with contextlib.suppress(Exception):  # the next follow reads the log again
+                self._catch_up()
+        for tracker in self._trackers:
+            ended = status in ENDED
+            if left := tracker.close(status if ended else None, FLUSH if ended else FLUSH / 10):
+                name = self._job.name
+                self._say(f"{left} steps could not be tracked; `smtrain logs {name} --follow` sends them later")
+        if self._lock is not None:
+            self._lock.close()
+
+    def _catch_up(self) -> None:
+        for page in pages(self._job.target, self._job.name, None, self._began, STEP_PATTERN):
+            for line in page:
+                self.take(line)
+
+    def _secret(self, named: Secret) -> str:
+        return read_secret(self._job, named)
+
+
+@contextlib.contextmanager
+def feeding(job: Job, told: dict[str, Any], say: Say, *, whole: bool) -> Iterator[Feeding]:
+    """Trackers for a follow; `told` is what the job was described as."""
+    fed = Feeding(job, told, say, whole)
+    try:
+        yield fed
+    finally:
+        fed.close(job.known_status)
+
+
+def tracked_of(job: Job, told: dict[str, Any]) -> Tracked:
+    """A job as trackers know it: its run, its config and where it came from."""
+    run_uri = told["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
+    tags = {"smtrain.job": job.name, "smtrain.target": job.target.name}
+    if commit := _commit():
+        tags["mlflow.source.git.commit"] = commit
+    channels = {c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in told.get("InputDataConfig", [])}
+    known = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
+    # A prefix of ours is named after its content, or after the job that made it of such.
+    known |= {f"input.{name}": source["S3Uri"] for name, source in channels.items() if source and name != "config"}
+    known["machines"] = json.dumps(told["ResourceConfig"].get("InstanceType", "groups")).strip('"')
+    stamp = f"{told['CreationTime']:%Y%m%dT%H%M%S}"
+    return Tracked(run_uri.rstrip("/").rpartition("/")[2], job.name, id_of(run_uri), stamp, known, tags)
+
+
+def _config(job: Job, uri: str | None) -> dict[str, Any]:
+    """The config file that the job was given."""
+    if uri is None:
+        return {}
+    bucket, key = split_uri(uri)
+    try:
+        found = json.loads(job.target.s3.get_object(Bucket=bucket, Key=f"{key}config.json")["Body"].read())
+    except Exception:  # a tracker without parameters is better than none
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_secret(job: Job, named: Secret) -> str:
+    """A secret by its name, with the caller's own rights. Raises `JobError` where it cannot be read."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    where = named.secret or named.ssm or ""
+    try:
+        if named.secret:
+            text = job.target.client("secretsmanager").get_secret_value(SecretId=where)["SecretString"]
+        else:
+            text = job.target.client("ssm").get_parameter(Name=where, WithDecryption=True)["Parameter"]["Value"]
+        return str(json.loads(text)[named.key] if named.key else text).strip()
+    except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
+        raise JobError(f"the secret {where} could not be read ({type(error).__name__})") from None
+
+
+def _commit() -> str:
+    """The commit of the git repository that this process works in; empty where there is none."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The file, held for as long as it is open; None where another process holds it."""
+    held = path.open("w")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        return None
+    held.write(str(os.getpid()))
+    return held

@@ -1,0 +1,59 @@
+"""A run that is tracked: MLflow and TensorBoard have what metrics.jsonl has, and MLflow the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlflow")
+
+from mlflow.tracking import MlflowClient
+
+import smtrain
+from smtrain.aws.s3 import list_objects
+from tests.follow.test_tensorboard import read
+from tests.tracking.server import free_port, mlflow_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    with mlflow_server(tmp_path / "server", free_port()) as uri:
+        raw: dict[str, Any] = {
+            "name": "tracked", "model": {"path": trained_inputs["model"]}, "data": {"path": trained_inputs["text"]},
+            "train": {"steps": 6, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3},
+            "compute": {"processes_per_instance": 1}, "generate": {"max_new_tokens": 2},
+            "track": {"tensorboard": "live", "mlflow": uri, "experiment": "tests"},
+        }  # fmt: skip
+        run = smtrain.run(raw, say=told.append)
+        client = MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name("tests")
+        assert found is not None, told
+        [kept] = client.search_runs([found.experiment_id])
+        job = run.job("train")
+        job.download(tmp_path / "metrics", "metrics")
+        rows = [json.loads(line) for line in (tmp_path / "metrics/metrics.jsonl").read_text().splitlines()]
+        for metric in ("loss", "grad_norm", "lr"):
+            points = sorted((m.step, m.value) for m in client.get_metric_history(kept.info.run_id, metric))
+            assert [step for step, _ in points] == [row["step"] for row in rows]
+            assert [value for _, value in points] == pytest.approx([row[metric] for row in rows], rel=1e-3)
+        assert kept.info.status == "FINISHED"
+        assert kept.data.params["train.steps"] == "6"
+        assert {file.path for file in client.list_artifacts(kept.info.run_id)} >= {
+            "report.html",
+            "README.md",
+            "config.yaml",
+        }
+        assert "cost_dollars" in kept.data.metrics
+    live = f"{job.describe()['TensorBoardOutputConfig']['S3OutputPath']}/{job.name}/tensorboard-output/"
+    [item] = list_objects(job.target, live)
+    (tmp_path / "live").mkdir()
+    job.target.s3.download_file("smtrain-local", item["Key"], str(tmp_path / "live" / Path(item["Key"]).name))
+    curves = read(tmp_path / "live")
+    assert curves["train/loss"] == [(row["step"], pytest.approx(row["loss"])) for row in rows]
