@@ -98,7 +98,10 @@ def test_an_unknown_job(client: Client, operation: str) -> None:
         ({"InputDataConfig": [{**channel("a", "s3://b/p"), "RecordWrapperType": "RecordIO"}]}, "Pipe mode only"),
         ({"InputDataConfig": [only_for_a_group(channel("a", "s3://b/p"))]}, "does not honour S3DataSource.InstanceGr"),
         ({"ExperimentConfig": {"ExperimentName": "e"}}, "ExperimentConfig cannot be honoured"),
-        ({"TensorBoardOutputConfig": {"S3OutputPath": "s3://b/p"}}, "TensorBoardOutputConfig cannot be honoured"),
+        (
+            {"TensorBoardOutputConfig": {"S3OutputPath": "s3://b/p", "LocalPath": "/tmp/curves"}},
+            "TensorBoardOutputConfig.LocalPath is /tmp/curves",
+        ),
         ({"AlgorithmSpecification": None}, "AlgorithmSpecification.TrainingImage is required"),
         ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "AlgorithmSpecification.TrainingImage is required"),
         ({"ResourceConfig": None}, "give one of InstanceType, InstanceGroups and InstancePreferences, not none"),

@@ -74,6 +74,13 @@ SET: dict[str, tuple[dict[str, Any], str, Any]] = {
     "session chaining": (
         {"compute": {"session_tag_chaining": True}}, "SessionChainingConfig", {"EnableSessionTagChaining": True},
     ),
+    "TensorBoard's files while it runs": (
+        {"track": {"tensorboard": "live"}}, "TensorBoardOutputConfig",
+        {"LocalPath": "/opt/ml/output/tensorboard", "S3OutputPath": "s3://bucket/out/wire/tensorboard"},
+    ),
+    "trackers": (
+        {"track": {"mlflow": "http://mlflow:5000"}}, "Environment.SMTRAIN_TRACK", '{"mlflow": "http://mlflow:5000"}',
+    ),
     "environment": ({"compute": {"environment": {"A": "b"}}}, "Environment.A", "b"),
     "checkpoints": (
         {"checkpoint": {"s3_uri": "s3://elsewhere/run"}}, "CheckpointConfig",

@@ -50,10 +50,12 @@ def runs(client: Any) -> list[Any]:
 
 def test_a_server_has_every_step_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
     port = free_port()
-    with mlflow_server(tmp_path / "server", port) as uri:
-        log(uri, tracked("run-train-00000001"), range(1, 31), status=None)  # killed: nobody said how it ended
-        log(uri, tracked("run-train-00000001-2"), range(21, 51), status=None)
-    # The server goes away while the training goes on, and what was logged meanwhile is there when it is back.
+    (tmp_path / "server").mkdir()
+    store = f"sqlite:///{tmp_path}/server/mlflow.db"  # what the server below serves
+    log(store, tracked("run-train-00000001"), range(1, 31), status=None)  # killed: nobody said how it ended
+    log(store, tracked("run-train-00000001-2"), range(21, 51), status=None)
+    uri = f"http://127.0.0.1:{port}"
+    # The server is away while the training goes on, and what was logged meanwhile is there when it is back.
     told: list[str] = []
     buffered = Buffered(
         MlflowTracker(uri, "tests", tracked("run-train-00000001-2", **{"train.lr": "0.2"})), told.append
