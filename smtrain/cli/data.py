@@ -195,6 +195,47 @@ def inspect(
 
 
 @app.command()
+def report(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3:// or hf://.")],
+    out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
+    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,  # noqa: UP045
+    against: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Text that a model will be tested on, to find in INPUT; again for more.", show_default=False),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="As of data prepare.")] = "auto",
+    text_column: Annotated[str, typer.Option(help="As of data prepare.")] = "text",
+    limit_mb: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--limit-mb", min=0.001, help="Read so many megabytes at most.", show_default=False),
+    ] = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Write an HTML page on text: lengths, duplicates, scripts, repeated lines, overlap with tests."""
+    typed(FLAGS)
+    for given in [*inputs, *(against or [])]:
+        named("INPUT or --against", given)
+    named("--out", out)
+    from smtrain.data import report as reports
+    from smtrain.data.manifest import refuse_others
+    from smtrain.data.report_page import page
+
+    if not overwrite:
+        refuse_others(Path(out))
+    if Path(out).is_dir() or not Path(out).parent.is_dir():
+        raise ConfigError([f"--out {out}: is no file in a folder that is there; name one"])
+    made = reports.report(
+        inputs, Path(model) if model else None, against or (), text_column=text_column, format=cast(Any, form),
+        most_bytes=round(limit_mb * 1e6) if limit_mb else None,
+    )  # fmt: skip
+    Path(out).write_text(page(made), "utf-8")
+    documents, duplicates = (sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates"))
+    say(f"{out}: {documents:,} documents, {duplicates:,} of them exact duplicates")
+    if made.tested:
+        say(f"{made.tested[1]:,} of {made.tested[0]:,} tested texts overlap with them")
+
+
+@app.command()
 def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     """Write blocks of input_ids, attention_mask and labels that `datasets.load_from_disk` opens."""
     typed(FLAGS)

@@ -96,7 +96,7 @@ SURFACE = {
         *("--dtype", "--max-shard-size", "--config", "--merge-adapter", "--overwrite"),
     },
     "checkpoint": {"inspect", "diff", "verify"},
-    "data": {"prepare", "merge", "split", "inspect", "export", "import"},
+    "data": {"prepare", "merge", "split", "inspect", "report", "export", "import"},
     "evaluate": {
         *("--tasks", "--base", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
         *("--out", "--json", "--overwrite", "--target"),

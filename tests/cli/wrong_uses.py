@@ -15,7 +15,7 @@ from smtrain.cli import COMMANDS
 SUBCOMMANDS = {
     "iam": ("policy",),
     "checkpoint": ("inspect", "diff", "verify"),
-    "data": ("prepare", "merge", "split", "inspect", "export", "import"),
+    "data": ("prepare", "merge", "split", "inspect", "report", "export", "import"),
     "config": ("schema", "show"),
     "pool": ("list", "release"),
     "local": ("status", "stop", "clean"),
@@ -47,6 +47,7 @@ TAKES = {
     "data merge": ["a", "to"],
     "data split": ["a", "to", "1", "1"],
     "data inspect": ["a"],
+    "data report": ["text"],
     "data export": ["a", "to"],
     "data import": ["a", "to", "--model", "model"],
 }
@@ -135,7 +136,7 @@ def of_the_command_line() -> Iterator[Use]:
         words = name.split()
         taken = TAKES.get(name, [])
         yield Use((*words, *taken, "--no-such-option"), "no such option")
-        if name not in ("plan", "data prepare", "data merge", "data split", "compare", "generate"):
+        if name not in ("plan", "data prepare", "data merge", "data split", "data report", "compare", "generate"):
             yield Use((*words, *taken, "one", "word", "too", "many"), "unexpected extra argument")
         if taken:
             yield Use(tuple(words), "missing argument")
@@ -272,6 +273,13 @@ def of_data() -> Iterator[Use]:
     for out in ("", " ", "run.yaml", "run.yaml/below", "taken"):
         yield Use(("data", "prepare", "text", out, "--model", "tokenizer", "--seq-len", "1"))
         yield Use(("data", "import", "taken", out, "--model", "tokenizer"))
+    for more in (
+        ["nowhere"], [""], ["empty.jsonl"], ["text", "--out", ""], ["text", "--out", "taken"],
+        ["text", "--out", "no/p"],
+        ["text", "--out", "run.yaml"], ["text", "--format", "pdf"], ["text", "--limit-mb", "0"],
+        ["text", "--model", "nowhere"], ["text", "--against", "nowhere"],
+    ):  # fmt: skip
+        yield Use(("data", "report", *more))
         yield Use(("data", "export", "taken", out))
     for dataset in ("nowhere", "", "an-empty-folder", "a-dataset", "run.yaml", "text", "taken"):
         yield Use(("data", "inspect", dataset))

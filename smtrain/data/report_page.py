@@ -1,0 +1,113 @@
+"""A report on text as one HTML page that needs nothing beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+
+from smtrain.data.report import EXAMPLES, SourceReport, TextReport
+from smtrain.text import clean
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem} h2{font-size:1.15rem;margin-top:2rem}
+table{border-collapse:collapse;width:100%} th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid #8884}
+th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
+.wide{overflow-x:auto} .bar{background:#1f77b4;height:1rem;border-radius:2px;min-width:2px}
+.bars{display:grid;grid-template-columns:max-content 1fr max-content;gap:.2rem .8rem;align-items:center}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8881;padding:.5rem .8rem;border-radius:4px;margin:.4rem 0}
+.dim{opacity:.75}
+"""
+
+
+_COUNTS = ("files", "documents", "characters", "bytes", "tokens", "empty", "duplicates", "bad", "overlapping")
+
+
+def page(about: TextReport) -> str:
+    """The page. Whatever the text holds is shown as text."""
+    whole = _sum(about.sources)
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        f"<title>Text report</title><style>{_STYLE}</style><h1>Text report</h1>",
+        "" if about.whole else "<p>Only the beginning of the text was read.</p>",
+        "<h2>Sources</h2><div class=wide><table><tr>",
+        "".join(f"<th>{name}" for name in _columns(about)),
+        *(_row(source, about) for source in about.sources),
+        _row(whole, about) if len(about.sources) > 1 else "",
+        "</table></div>",
+        f"<p class=dim>Tokens by {_text(about.tokenized_by)}.</p>" if about.tokenized_by else "",
+        "<h2>Lengths of documents, in characters</h2>",
+        _bars((_range(power), whole.lengths[power]) for power in sorted(whole.lengths)),
+        "<h2>Scripts</h2><p class=dim>By the first characters of each document.</p>",
+        _bars(whole.scripts.most_common()),
+        "<h2>Lines that come most often</h2>",
+        _repeated(about.repeated),
+    ]
+    if about.tested is not None:
+        texts, hit, short = about.tested
+        parts.append(
+            f"<h2>Overlap with tests</h2><p>{hit:,} of {texts:,} tested texts share 13 words in a row with "
+            f"{whole.overlapping:,} documents; {short:,} have fewer than 13 words and were not compared.</p>"
+        )
+    for name, texts_ in about.examples.items():
+        if texts_:
+            parts.append(f"<h2>Examples: {name} (at most {EXAMPLES})</h2>")
+            parts += [f"<pre>{_text(text)}</pre>" for text in texts_]
+    return "\n".join(parts) + "\n"
+
+
+def _columns(about: TextReport) -> list[str]:
+    names = ["source", "files", "documents", "MB", "characters a document", "empty", "duplicates", "bad"]
+    names += ["tokens", "bytes a token"] if about.tokenized_by else []
+    return names + (["overlapping"] if about.tested is not None else [])
+
+
+def _row(source: SourceReport, about: TextReport) -> str:
+    documents = max(source.documents, 1)
+    cells = [
+        _text(source.name), f"{source.files:,}", f"{source.documents:,}", f"{source.bytes / 1e6:,.1f}",
+        f"{source.characters / documents:,.0f}", f"{source.empty:,}",
+        f"{source.duplicates:,} ({source.duplicates / documents:.1%})", f"{source.bad:,}",
+    ]  # fmt: skip
+    if about.tokenized_by:
+        cells += [f"{source.tokens:,}", f"{source.bytes / max(source.tokens, 1):.2f}"]
+    if about.tested is not None:
+        cells.append(f"{source.overlapping:,}")
+    return "<tr>" + "".join(f"<td>{cell}" for cell in cells)
+
+
+def _sum(sources: list[SourceReport]) -> SourceReport:
+    whole = SourceReport("all", lengths=Counter(), scripts=Counter())
+    for source in sources:
+        for name in _COUNTS:
+            setattr(whole, name, getattr(whole, name) + getattr(source, name))
+        whole.lengths += source.lengths
+        whole.scripts += source.scripts
+    return whole
+
+
+def _range(power: int) -> str:
+    return "0" if not power else f"{1 << power - 1:,} to {(1 << power) - 1:,}"
+
+
+def _bars(rows: Iterable[tuple[str, int]]) -> str:
+    kept = list(rows)
+    most = max((count for _, count in kept), default=1)
+    cells = "".join(
+        f"<span>{_text(name)}</span><div class=bar style='width:{100 * count / most:.1f}%'></div><span>{count:,}</span>"
+        for name, count in kept
+    )
+    return f"<div class=bars>{cells}</div>"
+
+
+def _repeated(lines: list[tuple[str, int]]) -> str:
+    if not lines:
+        return "<p>None comes twice.</p>"
+    rows = "".join(f"<tr><td>{_text(line)}<td>{count:,}" for line, count in lines)
+    return f"<div class=wide><table><tr><th>line<th>times{rows}</table></div>"
+
+
+def _text(text: str) -> str:
+    return escape(clean(text))
