@@ -180,6 +180,7 @@ def _plan(
         spent = _cost(config, work, machine, steps, step.total, prices)
     if step and not faults:
         fastest = min(same, key=lambda c: c.step_s) if same else None
+        fastest = fastest and replace(fastest, step_s=fastest.step_s * corrected.of(machine))
         warnings += doubts(work, machine, mesh, fastest)
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)

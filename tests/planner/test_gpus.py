@@ -142,6 +142,10 @@ def test_a_measured_run_corrects_what_is_planned_for_its_chip_and_says_by_how_mu
     assert half.tokens_per_s == pytest.approx(plain.tokens_per_s / 2)
     assert any("0.50 times as fast as the model says" in w for w in half.warnings)
     assert half.choices[0].hours > plain.choices[0].hours
+    unwise = [[w for w in plan.warnings if w.startswith("unwise")] for plan in (plain, half)]
+    assert unwise[0] == unwise[1], "all meshes are corrected alike"
+    with pytest.raises(ConfigError, match=r"measured: .* tokens a second are more than the .* can reach at its peak"):
+        smtrain.plan(config, measured=1e9)
     elsewhere = [smtrain.plan(config, machines=[("ml.p5.48xlarge", 1)], measured=m) for m in (None, 1000.0)]
     assert elsewhere[0].tokens_per_s == elsewhere[1].tokens_per_s
     assert any("corrects nothing here" in w for w in elsewhere[1].warnings)
