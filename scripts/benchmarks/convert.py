@@ -1,10 +1,10 @@
 """Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, against `cp -r` and against whole-model-in-memory.
 
 A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
-every round: cp -r of the model, our conversion to NxD, cp -r of that, ours back, and the two conversions written
-straightforwardly with torch. Each of ours is compared with the cp -r of what it reads, of the same round and with as
-much in the page cache, which should have room for three times the model: else the disk, and the kernel as it looks for
-pages to drop, are what is measured.
+every round: cp -r of the model, our conversion to NxD, our merge of a LoRA adapter into it, cp -r of the shards, ours
+back, and the two conversions written straightforwardly with torch. Each of ours is compared with the cp -r of what it
+reads, of the same round and with as much in the page cache, which should have room for three times the model: else the
+disk, and the kernel as it looks for pages to drop, are what is measured.
 Wall times are medians of whole processes, Python's start and our imports (`start_s`) included; memory is the peak
 RssAnon of the converting process (pages of files do not count). Our conversions read each byte of the source once, and
 check its crc32 on the way. Dirty pages are flushed before every measurement, so that no run pays for those of another.
@@ -35,6 +35,10 @@ SHAPES = {
 OURS = "import sys; from smtrain.checkpoint.convert import convert; convert(sys.argv[1], sys.argv[2], {how})"
 TO_NXD = OURS.format(how='to="nxd", tp=8, pp=2, qkv="grouped"')
 TO_HF = OURS.format(how='to="hf"')
+MERGED = "import sys; from smtrain.checkpoint.convert import convert; convert(*sys.argv[1::2], {how})".format(
+    how='to="hf", merge_adapter=sys.argv[2]'
+)
+RANK = 16
 IN_MEMORY_TO_NXD = """
 import os, sys, json, torch
 from safetensors.torch import load_file
@@ -86,6 +90,10 @@ save_file(state, dst / "model.safetensors", {"format": "pt"})
 """
 
 
+OVER = {"to_nxd": "cp", "to_hf": "cp_nxd", "merge": "cp"}
+"""What each of ours is compared with."""
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,9 +114,11 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     """One model's figures, with those of the conversion in memory or without."""
     model = folder / "hf"
     write_model(model, SHAPES[size])
+    write_adapter(folder / "adapter", model)
     cases = [
         ("cp", ["cp", "-r", str(model)], folder / "cp"),
         ("to_nxd", [sys.executable, "-c", TO_NXD, str(model)], folder / "nxd"),
+        ("merge", [sys.executable, "-c", MERGED, str(model), str(folder / "adapter")], folder / "merged"),
         ("memory_to_nxd", [sys.executable, "-c", IN_MEMORY_TO_NXD, str(model)], folder / "memory_nxd"),
         ("cp_nxd", ["cp", "-r", str(folder / "nxd")], folder / "cp"),
         ("to_hf", [sys.executable, "-c", TO_HF, str(folder / "nxd")], folder / "back"),
@@ -131,18 +141,23 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     # each run of ours over the cp of its own round: what else the machine does meets both alike
     over = {
         name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs[copied], strict=True))
-        for name, copied in (("to_nxd", "cp"), ("to_hf", "cp_nxd"))
+        for name, copied in OVER.items()
     }
     result: dict[str, Any] = {f"{name}_over_cp": round(value, 3) for name, value in over.items()}
     if memory:
-        result["over_memory"] = round(max(seconds[n] / seconds[f"memory_{n}"] for n in over), 3)
-    result["peak_mib"] = round(max(run.peak_mib for name in over for run in runs[name]))
+        result["over_memory"] = round(max(seconds[n] / seconds[f"memory_{n}"] for n in ("to_nxd", "to_hf")), 3)
+    result |= {"peak_mib": peak(runs, "to_nxd", "to_hf"), "merge_peak_mib": peak(runs, "merge")}
     if memory:
-        held = [run.peak_mib for name in over for run in runs[f"memory_{name}"]]
+        held = [run.peak_mib for name in ("to_nxd", "to_hf") for run in runs[f"memory_{name}"]]
         result["memory_peak_mib"] = round(max(held))
     result |= {f"{name}_s": round(value, 2) for name, value in seconds.items()}
     result |= {f"{n}_cpu_s": round(statistics.median(run.cpu for run in made), 2) for n, made in runs.items()}
     return result | {f"{name}_written_mb": round(value / 1e6) for name, value in written.items()}
+
+
+def peak(runs: dict[str, list[Run]], *names: str) -> int:
+    """Most memory of these, in MiB."""
+    return round(max(run.peak_mib for name in names for run in runs[name]))
 
 
 class Run(NamedTuple):
@@ -211,6 +226,28 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
         while (left := container.end - file.tell()) > 0:
             start = file.tell() % 4093 * 2  # no two tensors alike
             file.write(noise[start : start + min(left, len(noise) - 8192)])
+
+
+def write_adapter(folder: Path, model: Path) -> None:
+    """A LoRA adapter of every linear layer, as PEFT writes it in fp32."""
+    import torch
+    from safetensors.torch import save_file
+
+    from smtrain.model.families import ModelShape
+
+    linear = [s for s in ModelShape.from_config(json.loads((model / "config.json").read_text())).specs
+              if s.name.endswith("_proj.weight")]  # fmt: skip
+    factors = {}
+    for spec in linear:
+        rows, columns = spec.shape
+        name = f"base_model.model.{spec.name.removesuffix('.weight')}"
+        factors[f"{name}.lora_A.weight"] = torch.randn(RANK, columns)
+        factors[f"{name}.lora_B.weight"] = torch.randn(rows, RANK)
+    folder.mkdir()
+    save_file(factors, folder / "adapter_model.safetensors")
+    names = sorted({spec.name.split(".")[-2] for spec in linear})
+    told = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": names}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.local_plane import Endpoint, running, state_folder
+from smtrain.config import STAGES
 from smtrain.contract.uris import split_uri
 from smtrain.errors import LocalError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.local.usage import aside, usage
 
-NAME = re.compile(r"(?P<run>.+)-(?P<stage>fetch|prepare|convert|compile|train|export|generate)-[0-9a-f]{8}(-\d+)?")
+NAME = re.compile(rf"(?P<run>.+)-(?P<stage>{'|'.join(STAGES)})-[0-9a-f]{{8}}(-\d+)?")
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ def plan(
     """Find what may go.
 
     `jobs`: those of finished runs, with what they alone read and wrote, exported models left out; `older_than` (s since
-    their end) restricts them. `everything`: exported models, objects that no job names, demo inputs, caches and logs as
-    well. `run`: this run alone, finished or not. Raises `LocalError` for a run that is not known or has a running job.
+    their end) restricts them. `everything`: exported models, objects that no job names, demo inputs, fetched models,
+    caches and logs as well. `run`: this run alone, finished or not. Raises `LocalError` for a run that is not known or
+    has a running job.
     """
     records = list(_records(endpoint))
     by_run: dict[str, list[Record]] = defaultdict(list)
@@ -115,7 +117,7 @@ def plan(
         if not _below(uri, needed) and (everything or _below(uri, theirs)):
             found.objects[uri] = size
     if everything:
-        also = (endpoint.home / "demo", endpoint.home / "follow", *aside(endpoint.home))
+        also = (*(endpoint.home / name for name in ("demo", "models", "follow")), *aside(endpoint.home))
         found.folders = [path for path in also if path.exists()]
     return found
 

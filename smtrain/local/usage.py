@@ -18,6 +18,7 @@ KINDS = {
     "server log": "",
     "set aside": "damaged files that a start has moved out of the way",
     "demo": "text and model of demo://, made again when they are used",
+    "models": "what chat, generate and evaluate fetched from S3, fetched again when it is asked for",
     "caches": "where follows were left, and other files",
 }
 
@@ -77,7 +78,8 @@ def _kind(path: Path, home: Path) -> str:
         return kinds.get(below[1] if len(below) > 1 else "", "job records and logs")
     if path == state / "server.log":
         return "server log"
-    return "demo" if path.is_relative_to(home / "demo") else "caches"
+    below = path.relative_to(home).parts[0]
+    return below if below in ("demo", "models") else "caches"
 
 
 def spell_bytes(size: float) -> str:

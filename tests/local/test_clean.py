@@ -48,11 +48,12 @@ class Runs:
         self.start("done-prepare-0a0a0a0a", ["shared", "only"])
         self.start("done-train-0a0a0a0a", [], checkpoints="done")
         self.start("done-export-0a0a0a0a", [])
+        self.start("done-evaluate-0a0a0a0a", [])
         self.start("half-prepare-0b0b0b0b", ["shared"])
         self.start("half-train-0b0b0b0b", [], checkpoints="half", then="; exit 1")
         self.start("loose", [])
-        for name in ("done-prepare-0a0a0a0a", "done-train-0a0a0a0a", "done-export-0a0a0a0a", "half-prepare-0b0b0b0b",
-                     "half-train-0b0b0b0b", "loose"):  # fmt: skip
+        for name in ("done-prepare-0a0a0a0a", "done-train-0a0a0a0a", "done-export-0a0a0a0a", "done-evaluate-0a0a0a0a",
+                     "half-prepare-0b0b0b0b", "half-train-0b0b0b0b", "loose"):  # fmt: skip
             client.wait(name)
         self.start("live-train-0c0c0c0c", ["shared"], checkpoints="live", then="; echo ready; sleep 600")
         client.wait_for_line("live-train-0c0c0c0c", "ready")
@@ -105,11 +106,16 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     assert runs.objects() == kept
     assert usage(client.endpoint.home).total < before - 150_000, "bytes have left the disk"
 
+    fetched = client.endpoint.home / "models/0a0a"
+    fetched.mkdir(parents=True)
+    (fetched / "config.json").write_text("{}")
     assert cli("clean", "--run", "half", "--yes")[0] == 0
+    assert fetched.exists()
     assert runs.jobs() == {"done-export", "live-train"}
     assert cli("clean", "--all", "--yes")[0] == 0
     assert runs.jobs() == {"live-train"}
     assert runs.objects() == {"inputs/shared", "ckpt/live"}
+    assert not fetched.exists()
     assert client.describe("live-train-0c0c0c0c")["TrainingJobStatus"] == "InProgress"
     status, said = cli("status")
     assert "disk use: " in said.splitlines()[0]
@@ -119,7 +125,7 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
 def test_kinds_and_sizes(tmp_path: Path) -> None:
     for name, size in (("demo/text", 10_000), ("local/s3/blobs/ab/abc", 50_000), ("local/jobs/j/logs/a.jsonl", 1),
                        ("local/jobs/j/hosts/algo-1/ml/x", 1), ("local/s3.damaged-1/x", 9), ("follow/local/j.json", 1),
-                       ("local/server.log", 1)):  # fmt: skip
+                       ("local/server.log", 1), ("models/0a0a/config.json", 2)):  # fmt: skip
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
