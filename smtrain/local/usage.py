@@ -78,8 +78,8 @@ def _kind(path: Path, home: Path) -> str:
         return kinds.get(below[1] if len(below) > 1 else "", "job records and logs")
     if path == state / "server.log":
         return "server log"
-    below = path.relative_to(home).parts[0]
-    return below if below in ("demo", "models") else "caches"
+    top = path.relative_to(home).parts[0]
+    return top if top in ("demo", "models") else "caches"
 
 
 def spell_bytes(size: float) -> str:
