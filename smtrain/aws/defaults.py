@@ -41,7 +41,7 @@ def sagemaker_defaults(target: Target) -> dict[str, Any]:
             found = yaml.safe_load(text) if text else {}
             merged = _merge(merged, found.get("SageMaker") or {})
         except (yaml.YAMLError, AttributeError):
-            raise ConfigError([f"{path}: is not a SageMaker defaults file; mend it or unset {variable}"]) from None
+            raise ConfigError([f"{path}: is not a SageMaker defaults file; correct it or unset {variable}"]) from None
     return merged
 
 

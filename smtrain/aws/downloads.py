@@ -71,7 +71,7 @@ def _items(target: Target, uri: str, folder: Path) -> list[_Item]:
         name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the object itself
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise JobError(f"{found['Key']}: leads out of {folder}; not downloaded")
+            raise JobError(f"{found['Key']}: points outside {folder}; not downloaded")
         items.append(_Item(bucket, found["Key"], found["Size"], str(found.get("ETag", "")).strip('"'), folder, path))
     if not items:
         raise JobError(f"{uri} is empty; there is nothing to download")

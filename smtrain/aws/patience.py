@@ -63,7 +63,7 @@ class Patience:
                 wait = backoff.pause()
                 if wait is None:
                     raise JobError(
-                        f"no answer for {self.limit_s:.0f} s, the last trouble was: {str(error).rstrip('.')}; check "
+                        f"no answer for {self.limit_s:.0f} s, the last error was: {str(error).rstrip('.')}; check "
                         "the network, the proxy and the region"
                     ) from None
                 self.trouble = _short(error)

@@ -147,7 +147,7 @@ class HFSource(WeightSource):
         if not file.endswith(".safetensors"):
             held = torchzip.load(self._place, file)
             if not isinstance(held, dict) or not all(isinstance(slab, Slab) for slab in held.values()):
-                raise CheckpointError(f"{self._place}/{file} holds something else than named tensors; fetch it again.")
+                raise CheckpointError(f"{self._place}/{file} holds something other than named tensors; fetch it again.")
             return {str(name): slab for name, slab in held.items()}
         crcs = checksums(self._manifest, file)
         return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}

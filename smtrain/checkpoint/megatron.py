@@ -128,7 +128,7 @@ def _flat(where: Place, file: str, model: Any, depth: int = 0) -> list[tuple[str
     """Nested dicts of names as dotted names."""
     if not isinstance(model, dict):
         raise CheckpointError(
-            f"{where}/{file} holds something else than named tensors; it is no checkpoint of weights."
+            f"{where}/{file} holds something other than named tensors; it is no checkpoint of weights."
         )
     out: list[tuple[str, Any]] = []
     for key, value in model.items():

@@ -29,7 +29,7 @@ def open_megatron(where: Place, config: dict[str, Any] | None) -> MegatronSource
         held = sorted({file.split("/")[0] for file in at.files()})
         if ".metadata" in held:
             raise CheckpointError(f"{at} has no metadata.json, which Megatron writes last; take a finished iteration.")
-        raise CheckpointError(f"{at} holds {', '.join(held[:5]) or 'nothing'}, and no checkpoint of Megatron's.")
+        raise CheckpointError(f"{at} holds {', '.join(held[:5]) or 'nothing'}, but no Megatron checkpoint.")
     if found not in (None, "torch_dist") and not ranks:
         raise CheckpointError(
             f"{at} is in Megatron's old form {found!r}; save it as torch_dist or torch with Megatron itself "

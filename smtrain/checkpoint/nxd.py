@@ -230,7 +230,7 @@ def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
     if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
         shard = {name: referred(where, file, name, found) for name, found in shard.items()}
     if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
-        raise CheckpointError(f"{where}/{file} holds something else than named tensors; it is not a model shard.")
+        raise CheckpointError(f"{where}/{file} holds something other than named tensors; it is not a model shard.")
     crcs = checksums(manifest, file)
     for name, slab in shard.items():
         if name in crcs and slab.crc32 not in (None, crcs[name]):

@@ -28,7 +28,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
     """Name -> where it lies. Raises CheckpointError where the file is cut short, or its header is none."""
 
     def broken(reason: str) -> CheckpointError:
-        return CheckpointError(f"{where}/{file} is no whole safetensors file ({reason}); fetch it again.")
+        return CheckpointError(f"{where}/{file} is not a complete safetensors file ({reason}); fetch it again.")
 
     total = where.files().get(file)
     if total is None:

@@ -119,7 +119,8 @@ class Staging:
         if moving is not None:
             if moving["header"].split(" ")[0] != self._work and not (self.target / self._marker).exists():
                 raise CheckpointError(
-                    f"{self.target} is half of another conversion that was interrupted; run that again, or delete it."
+                    f"{self.target} is left over from another conversion that was interrupted; run that again, or "
+                    "delete it."
                 )
             if moving["header"] == self._header and moving["files"] and self._here(moving["files"]):
                 self._files = moving["files"]
@@ -260,7 +261,7 @@ def is_unfinished(folder: Path, marker: str) -> bool:
 def refuse_unfinished(folder: Path, marker: str) -> None:
     """Raises CheckpointError where a conversion was killed while it put its files into `folder`."""
     if is_unfinished(folder, marker):
-        raise CheckpointError(f"{folder} is half of a conversion that was interrupted; run the conversion again.")
+        raise CheckpointError(f"{folder} is left over from a conversion that was interrupted; run that again.")
 
 
 def refuse_overlap(source: Path | str, target: Path | str) -> None:

@@ -67,7 +67,9 @@ def load(where: Place, file: str, lenient: bool = False) -> Any:
         raise
     except Exception as error:  # a damaged zip or pickle raises whatever it likes
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        raise CheckpointError(f"{where}/{file} is no whole checkpoint of tensors ({reason}); fetch it again.") from None
+        raise CheckpointError(
+            f"{where}/{file} is not a complete torch checkpoint ({reason}); fetch it again."
+        ) from None
 
 
 def _records(where: Place, file: str) -> dict[str, _Record]:
@@ -88,7 +90,7 @@ def _records(where: Place, file: str) -> dict[str, _Record]:
             if signature != b"PK\3\4" or start + entry.file_size > end:
                 raise ValueError(f"{entry.filename!r} does not fit its place")
             if names != len(stored) or head[30:] != stored:
-                raise ValueError(f"{entry.filename!r} is called otherwise in its own header")
+                raise ValueError(f"{entry.filename!r} has another name in its own header")
             stem, name = entry.filename.split("/", 1) if "/" in entry.filename else ("", entry.filename)
             if _number_of(stem) not in (None, _number_of(file)):
                 raise ValueError(f"it was saved as {stem}.pt")

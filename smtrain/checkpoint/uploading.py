@@ -87,7 +87,7 @@ class _Journal:
             self.done = {f: a for f, a in done.items() if present.get(f) == (a["size"], a["version"])}
         elif self.mixed:
             raise CheckpointError(
-                f"{target} is half of another conversion that was interrupted; run that again, or delete it."
+                f"{target} is left over from another conversion that was interrupted; run that again, or delete it."
             )
         else:
             self.left = [file for file in self.files if file in present]

@@ -21,7 +21,7 @@ def read_manifest(where: Place) -> dict[str, Any]:
         refuse_unfinished(folder, MANIFEST)
     if MANIFEST not in where.files():
         if JOURNAL in where.files():
-            raise CheckpointError(f"{where} is half of a conversion that was interrupted; run the conversion again.")
+            raise CheckpointError(f"{where} is left over from a conversion that was interrupted; run that again.")
         return {}
     try:
         manifest = json.loads(read_text(where, MANIFEST))

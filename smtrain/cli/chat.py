@@ -48,7 +48,7 @@ def chat(
     model: Model,
     compare: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="BASE", help="Another model, to answer beside it.", show_default=False),
+        typer.Option(metavar="BASE", help="A second model, which answers beside it.", show_default=False),
     ] = None,
     adapter: Adapter = None,
     system: System = None,
@@ -59,16 +59,19 @@ def chat(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(help="Randomness: 0 takes the likeliest token each time.")] = 0.7,
-    top_k: Annotated[Optional[int], typer.Option(help="Draw among so many tokens; 0: all. Default: 50.")] = None,  # noqa: UP045
+    top_k: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Sample from this many of the likeliest tokens (top-k); 0: all. Default: 50."),
+    ] = None,
     top_p: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Draw among tokens of this probability together. Default: 0.95."),
+        typer.Option(help="Sample from the likeliest tokens with this total probability (top-p). Default: 0.95."),
     ] = None,
     stop: Stop = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0,
     target: Where = None,
 ) -> None:
-    """Talk to a model, which is loaded on this machine. /help lists what can be typed beside questions."""
+    """Talk to a model, which is loaded on this machine. /help lists what can be typed besides questions."""
     from smtrain.generation.sampling import Sampling
     from smtrain.talk.api import chat as begin
     from smtrain.talk.terminal import Terminal

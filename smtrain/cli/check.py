@@ -18,7 +18,7 @@ def check(
     config: options.Config,
     stage: Annotated[
         Optional[options.StageOption],  # noqa: UP045
-        typer.Option(help="Look at this stage alone; default: all that the config has.", show_default=False),
+        typer.Option(help="Check this stage only; default: all stages of the config.", show_default=False),
     ] = None,
     target: options.To = None,
     set_: options.Set = None,

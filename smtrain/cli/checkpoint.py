@@ -15,13 +15,13 @@ app = options.app()
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
 Config = Annotated[
     Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
-    typer.Option(help="Folder of config.json, where the checkpoint has none."),
+    typer.Option(help="Folder with config.json, if the checkpoint has none."),
 ]
 
 
 @app.command()
 def inspect(path: Path, config: Config = None) -> None:
-    """Say what a checkpoint is: kind, topology, family, step, size."""
+    """Describe a checkpoint: kind, topology, family, step, size."""
     _named(path)
     from smtrain.checkpoint import summary
 
@@ -51,7 +51,7 @@ def verify(path: Path, config: Config = None) -> None:
     _named(path)
     from smtrain.checkpoint import summary
 
-    say(f"{summary.verify(path, _read(config))} hashes are right")
+    say(f"{summary.verify(path, _read(config))} hashes match")
 
 
 def _named(*paths: str) -> None:

@@ -32,15 +32,15 @@ def compare(
             help="Runs, jobs, metrics.jsonl, TensorBoard folders, CSV files or logs; NAME=PATH names one.",
         ),
     ],
-    by: Annotated[ByOption, typer.Option(help="Lay them over each other by this.")] = ByOption.step,
+    by: Annotated[ByOption, typer.Option(help="What the curves are compared by.")] = ByOption.step,
     window: Annotated[int, typer.Option(metavar="N", help="Points in a window of the smoothed curves.")] = 20,
     tolerance: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(metavar="SHARE", help="Exit with 1 where a smoothed loss differs by more.", show_default=False),
+        typer.Option(metavar="SHARE", help="Exit status 1 if a smoothed loss differs by more.", show_default=False),
     ] = None,
     tokens_per_step: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(metavar="N", help="Global batch size times sequence length, of logs that do not tell."),
+        typer.Option(metavar="N", help="Global batch size times sequence length, for logs that do not say."),
     ] = None,
     out: Annotated[
         Optional[str],  # noqa: UP045

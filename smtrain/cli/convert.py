@@ -77,12 +77,12 @@ def convert(
         typer.Option(
             "--make-vocab-size-divisible-by",
             min=1,
-            help="Pad the vocabulary to it times tp: megatron 128, nemo-megatron 8.",
+            help="Pad the vocabulary to a multiple of this times tp: megatron 128, nemo-megatron 8.",
         ),
     ] = None,
     release: Annotated[str, typer.Option(help="nemo-megatron: the release to write for, 2.15 or 2.21.")] = "2.21",
     xser: Annotated[bool, typer.Option("--xser", help="The same as --format xser.")] = False,
-    config: Annotated[Optional[str], typer.Option(help="Folder of config.json, where the source has none.")] = None,  # noqa: UP045
+    config: Annotated[Optional[str], typer.Option(help="Folder with config.json, if the source has none.")] = None,  # noqa: UP045
     merge_adapter: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="LoRA adapter to add to the weights: peft's folder, or a run's checkpoints."),

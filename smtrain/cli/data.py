@@ -44,6 +44,7 @@ def prepare(
             "or messages.",
         ),
     ] = "auto",
+<<<<<<< HEAD
     text_column: Annotated[
         str, typer.Option(help="Field of the text, also a.b, or a template: '{title} {text}'.")
     ] = "text",
@@ -52,6 +53,10 @@ def prepare(
         typer.Option(help="What the text is in where it is not UTF-8, e.g. cp1252.", show_default=False),
     ] = None,
     separator: Annotated[Optional[str], typer.Option(help="What stands between documents of plain text.")] = None,  # noqa: UP045
+=======
+    text_column: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
+    separator: Annotated[Optional[str], typer.Option(help="What separates documents of plain text.")] = None,  # noqa: UP045
+>>>>>>> 91e67ae (Messages read once as a stranger would: some seventy sentences in plainer, more usual English)
     unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
     strip_control: Annotated[bool, typer.Option("--strip-control", help="Remove control characters.")] = False,
     min_characters: Annotated[int, typer.Option(min=0, help="Leave out shorter documents.")] = 0,
@@ -167,11 +172,11 @@ def split(
 @app.command()
 def inspect(
     dataset: Dataset,
-    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to show text.")] = None,  # noqa: UP045
-    png: Annotated[Optional[str], typer.Option(help="Draw frequency by rank into this file.")] = None,  # noqa: UP045
+    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to show tokens as text.")] = None,  # noqa: UP045
+    png: Annotated[Optional[str], typer.Option(help="Plot frequency by rank into this file.")] = None,  # noqa: UP045
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
-    """Say what a dataset holds: counts, how often tokens come, and how its beginning reads."""
+    """Describe a dataset: counts, how often tokens occur, and how it begins."""
     from smtrain.follow.sparkline import sparkline
 
     named("DATASET", dataset)

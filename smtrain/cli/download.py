@@ -25,10 +25,10 @@ class WhatOption(str, Enum):
 @app.command()
 def download(
     job: options.JobName,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to put it.", show_default=False)],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder to copy into.", show_default=False)],
     what: Annotated[
         WhatOption,
-        typer.Option(help="Which of it; `all` makes a folder of each kind, `metrics` has TensorBoard's files too."),
+        typer.Option(help="What to copy; `all` makes a folder of each kind, `metrics` has TensorBoard's files too."),
     ] = WhatOption.model,
     target: options.Where = None,
     overwrite: options.Overwrite = False,

@@ -60,7 +60,7 @@ def evaluate(
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
-        raise ConfigError([f"--tasks {tasks!r}: names none; give such as mmlu,hellaswag"])
+        raise ConfigError([f"--tasks {tasks!r}: names no task; give some, such as mmlu,hellaswag"])
     if data is not None and not data.strip():
         raise ConfigError(["--data is an empty name; name a folder"])
     options.folder_of("--out", out)

@@ -39,8 +39,10 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="JSON lines on standard output.")] = False,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest text, in tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="Randomness: 0 takes the likeliest token each time.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Draw among so many of the likeliest tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens of this probability together.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many of the likeliest tokens (top-k); 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the likeliest tokens with this total probability (top-p).")
+    ] = 1.0,
     beams: Annotated[int, typer.Option(metavar="N", help="Search with so many beams.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="With beams: above 0 prefers longer texts.")] = 1.0,
     stop: Stop = None,

@@ -49,7 +49,7 @@ def init(
     if file.parent != Path() and not file.parent.is_dir():
         raise ConfigError([f"{file.parent}: no such folder; make it first"])
     if sys.stdin.isatty():
-        say("Three questions; Enter takes what stands in brackets.")
+        say("Three questions; Enter takes what is in brackets.")
     model, data = _asked("--model", model), _asked("--data", data)
     where = Machines.parse(_asked("--machines", machines))
     model, data = _from(file.parent, model), _from(file.parent, data)

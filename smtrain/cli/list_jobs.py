@@ -17,7 +17,7 @@ COUNTED = 500  # jobs beyond the limit that are counted, at a hundred a call
 def list_(
     target: options.At = options.TargetOption.local,
     name: Annotated[Optional[str], typer.Option(help="Only jobs whose name contains this.")] = None,  # noqa: UP045
-    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
 ) -> None:
     """List jobs, newest first; a last line says how many more there are."""
     from smtrain.aws.target import Target

@@ -18,7 +18,7 @@ app = options.app()
 
 @app.command()
 def status() -> None:
-    """Say whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
+    """Show whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
     from smtrain.aws.local_plane import home_folder, running, server_pid
     from smtrain.local.usage import aside, usage
 
@@ -53,7 +53,7 @@ def clean(
     ] = False,
     older_than: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Only jobs that ended so long ago, e.g. 7d; implies --jobs."),
+        typer.Option(metavar="TIME", help="Only jobs that ended at least so long ago, e.g. 7d; implies --jobs."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Remove all that no running job or unfinished run needs, models and demo too.")
@@ -62,7 +62,7 @@ def clean(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="NAME", help="Remove this one run, finished or not, with its checkpoints and models."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Show what the home folder holds on disk, and remove what is asked for.
 

@@ -27,7 +27,7 @@ def logs(
     ] = None,
     since: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Only what came later: 10m ago, or 2026-11-21T12:00.", show_default=False),
+        typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-11-21T12:00.", show_default=False),
     ] = None,
     tail: Annotated[
         Optional[int],  # noqa: UP045

@@ -62,7 +62,7 @@ def plan(
     measured: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            metavar="RUN", help="Correct by a run of this config: a job, its metrics.jsonl, or tokens/s.",
+            metavar="RUN", help="Correct the plan by a run of this config: a job, its metrics.jsonl, or tokens/s.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +76,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Say whether it fits, how fast it is, how long it takes and what it costs; exit status 1 if it does not fit."""
+    """Show whether it fits, how fast it is, how long it takes and what it costs; exit status 1 if it does not fit."""
     from smtrain.planner.api import plan as make
 
     if probe is not None:

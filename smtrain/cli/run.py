@@ -33,7 +33,7 @@ def run(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Take a config through all its stages; stages that are done are skipped, so it is safe to run twice."""
+    """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.price_check import planned
     from smtrain.job.stages import stages_of
     from smtrain.planner.resolve import load_config

@@ -168,7 +168,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if compute.spot and not config.checkpoint.resume:
         yield (
             {"compute.spot", "checkpoint.resume"},
-            "compute.spot: needs checkpoint.resume, or every interruption begins the run anew; set only one of the two",
+            "compute.spot: needs checkpoint.resume, or every interruption starts the run over; set only one of the two",
         )
 
     cache = " ".join(compute.environment.get(name, "") for name in ("NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"))

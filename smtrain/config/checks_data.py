@@ -37,7 +37,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
             key = "data.sources" if config.data.sources else "data.path"
             yield (
                 {key},
-                f"{key}: {path} has a wildcard, and an input of SageMaker is everything under a prefix; give the "
+                f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give the "
                 "prefix up to it, and data.format where other files lie there",
             )
     yield from _objective_faults(config)
@@ -123,6 +123,6 @@ def template_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:
     if not (isinstance(about, dict) and about.get("chat_template")):
         yield (
             {"model.path", "train.objective"},
-            f"model.path: the tokenizer of {folder} has no chat template, in which train.objective: sft spells "
+            f"model.path: the tokenizer of {folder} has no chat template, which train.objective: sft needs for "
             "conversations; put a chat_template.jinja there (docs/sft.md has one)",
         )

@@ -27,7 +27,7 @@ def place_faults(config: JobConfig) -> Iterator[Fault]:
         if uri and uri.startswith("s3://") and not _BUCKET.fullmatch(bucket := uri[5:].partition("/")[0]):
             yield (
                 {key},
-                f"{key}: {bucket!r} cannot be the name of a bucket; that is 3 to 63 lower-case letters, digits, "
+                f"{key}: {bucket!r} cannot be a bucket's name, which has 3 to 63 lower-case letters, digits, "
                 "hyphens and dots",
             )
     for key, uri in places:

@@ -73,6 +73,6 @@ def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
     if "://" in path and not path.startswith(("s3://", "demo://", "fsx://", "efs://")):
         yield {key}, f"{key}: {path} is neither a path, s3://, fsx://, efs:// nor demo://"
     if path.startswith("s3://") and ("*" in path or "?" in path):
-        yield {key}, f"{key}: {path} has a wildcard, and an input of SageMaker is everything under a prefix; give that"
+        yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"
     if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
         yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"

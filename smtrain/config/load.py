@@ -90,7 +90,7 @@ def _read(source: Source | None) -> dict[str, Any]:
     except UnicodeDecodeError:  # before ValueError, which it is one of
         raise ConfigError([f"{path}: is not a text file; name the YAML file of the config"]) from None
     except ValueError:
-        raise ConfigError([f"{str(path)!r}: cannot be the name of a file; name the YAML file of the config"]) from None
+        raise ConfigError([f"{str(path)!r}: cannot be a file's name; name the YAML file of the config"]) from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""

@@ -58,7 +58,7 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
     ]
     if binary and (config.data.max_bad == 0 or len(binary) == len(files)):
         more = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
-        yield f"{binary[0]}{more} is not text in UTF-8; take it away, or convert it"
+        yield f"{binary[0]}{more} is not text in UTF-8; remove it, or convert it"
 
 
 def _binary(file: Path) -> bool:
@@ -112,7 +112,7 @@ def mismatches(
             f"{config.train.seq_len}"
         )
     if not manifest.get("samples"):
-        yield "the data has not one whole sample"
+        yield "the data does not hold one whole sample"
     vocabulary = (described or {}).get("vocab_size")
     if isinstance(vocabulary, int) and manifest.get("vocab_size", 0) > vocabulary:
         yield f"the data has token ids up to {manifest['vocab_size'] - 1}, and the model's vocabulary is {vocabulary}"

@@ -60,7 +60,7 @@ class Owner:
         try:
             content = json.loads(text)
             if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
-                raise ValueError("it is of another version")
+                raise ValueError("it is from another version")
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise JobError(

@@ -122,7 +122,7 @@ class ChatTemplate:
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
         if template is None:
             raise DataError(
-                f"the tokenizer of model.path ({folder}) has no chat template, in which train.objective: sft spells "
+                f"the tokenizer of model.path ({folder}) has no chat template, which train.objective: sft needs for "
                 "conversations; put a chat_template.jinja beside its tokenizer.json (docs/sft.md has one)."
             )
         self.source: str = template

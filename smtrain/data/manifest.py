@@ -26,7 +26,7 @@ def refuse_others(*places: Path) -> None:
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise DataError(
-            f"{found[0]}{more} would be replaced; give another place, or replace it with --overwrite (overwrite=True)."
+            f"{found[0]}{more} is there already; give another place, or replace it with --overwrite (overwrite=True)."
         )
 
 

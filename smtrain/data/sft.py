@@ -195,7 +195,7 @@ def _asked(
     if other := next((file for file in files if file.kind not in ("jsonl", "json", "parquet", "arrow")), None):
         raise DataError(
             f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: sft "
-            "learns from records (jsonl, json, parquet, arrow); take it away, or set train.objective: pretrain."
+            "learns from records (jsonl, json, parquet, arrow); remove it, or set train.objective: pretrain."
         )
     make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None)
     return _AskedSamples(files, len(others), facts, make, left_out)

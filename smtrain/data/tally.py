@@ -40,7 +40,7 @@ class Bad:
         if self.count > most:
             raise DataError(
                 f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and max_bad is {most}, "
-                f"so mend the {self._of} or raise data.max_bad."
+                f"so correct the {self._of} or raise data.max_bad."
             )
 
 

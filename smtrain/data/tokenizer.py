@@ -88,7 +88,7 @@ def _converted(folder: Path, _changed: tuple[int, ...]) -> bytes:
         return str(tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as error:  # transformers', tokenizers' and sentencepiece's own
         raise DataError(
-            f"transformers makes no fast tokenizer of {files} in {folder} ({first_line(error)}); name its class "
+            f"transformers cannot make a fast tokenizer of {files} in {folder} ({first_line(error)}); name its class "
             "(tokenizer_class) in tokenizer_config.json, or save a tokenizer.json with "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         ) from error

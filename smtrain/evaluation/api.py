@@ -56,7 +56,7 @@ def _measured(
     say(f"evaluating {name} on {', '.join(tasks.asked.tasks)}")
     found = tasks.measure(folder, adapter)
     if found.cut:
-        say(f"{found.cut} requests are longer than the model has positions for, and lost their beginning")
+        say(f"{found.cut} requests are longer than the model's positions and were cut at the beginning")
     return found
 
 

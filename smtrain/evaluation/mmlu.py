@@ -113,7 +113,7 @@ def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
             if len(row) != 6 or row[5].strip().upper() not in tuple(_LETTERS):
                 raise DataError(
                     f"{path}: row {number} is not a question, four choices and a letter from A to D, as MMLU's are; "
-                    "mend it or take the file away."
+                    "correct it or remove the file."
                 )
             answer = _LETTERS.index(row[5].strip().upper())
             yield {"question": row[0], "subject": subject, "choices": row[1:5], "answer": answer}

@@ -200,5 +200,5 @@ def describe(target: Target, name: str, patience: Patience) -> dict[str, Any]:
     except ClientError as error:
         if "not found" not in str(error).lower():
             raise
-        raise JobError(f"{name}: no such job on target {target.name}; `smtrain list` shows those there are") from None
+        raise JobError(f"{name}: no such job on target {target.name}; `smtrain list` lists the existing ones") from None
     return told

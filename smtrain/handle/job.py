@@ -55,7 +55,7 @@ class Job:
         """A name or an ARN. Without `target` the job is looked for as `smtrain.aws.attach` says: here, else on AWS."""
         self.name, self.target = (name, target) if isinstance(target, Target) else place_of(name, target)
         if not _NAME.fullmatch(self.name):
-            raise JobError(f"{name!r} cannot be the name of a job; `smtrain list` shows those there are")
+            raise JobError(f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones")
         self.known_status: str | None = None
         """Status when last asked."""
         self.summary: dict[str, Any] = {}

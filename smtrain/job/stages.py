@@ -184,7 +184,7 @@ class Chain:
         """The exported model, and as far as they are asked for the model before it and the tasks' data."""
         asked = self.config.evaluate
         if not asked.tasks:
-            raise ConfigError(["evaluate.tasks: names none; give some, such as [mmlu], for the stage evaluate"])
+            raise ConfigError(["evaluate.tasks: names no task; give some, such as [mmlu], for the stage evaluate"])
         channels = {"model": self._needs("evaluate", "export")}
         adapter = self.config.train.adapter and not self.config.export.merge
         if (asked.base or adapter) and self.config.model.init == "weights":

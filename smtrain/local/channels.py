@@ -101,7 +101,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
         try:
             within(Path("/"), entry.path)
         except ValueError:
-            raise InputError(f"Data download failed: the key {entry.key!r} leads out of its channel") from None
+            raise InputError(f"Data download failed: the key {entry.key!r} points outside its channel") from None
     return entries
 
 

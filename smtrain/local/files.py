@@ -30,5 +30,5 @@ def within(folder: Path, relative: str) -> Path:
     """`folder/relative`, refusing (ValueError) names that would lead out of the folder."""
     parts = [part for part in relative.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in relative:
-        raise ValueError(f"the name {relative!r} leads out of {folder}")
+        raise ValueError(f"the name {relative!r} points outside {folder}")
     return folder.joinpath(*parts)

@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, MachineEntry]:
         raise ConfigError([f"{path}: machines cannot be read ({error.strerror}); name a YAML file"]) from None
     except (ValueError, yaml.YAMLError) as error:
         told = " ".join(str(error).split())
-        raise ConfigError([f"{path}: machines cannot be read ({told}); it is to be YAML, {_HINT}"]) from None
+        raise ConfigError([f"{path}: machines cannot be read ({told}); it must be YAML, {_HINT}"]) from None
     if isinstance(found, Mapping):
         found = found.get("machines", {} if found.keys() & JobConfig.model_fields.keys() else found)
     if not found:

@@ -153,7 +153,7 @@ def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> 
     chosen = [name for name in CHECKS if name not in without]
     with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
         found = list(pool.map(lambda name: _one(context, name), chosen))
-    findings = [Finding("config", "ok", "the config is whole")]
+    findings = [Finding("config", "ok", "the config is valid")]
     for some in found:
         findings += [finding for finding in some if isinstance(finding, Finding)]
     return Report((*findings, *_unreached(chosen, found, together=not context.answered)))

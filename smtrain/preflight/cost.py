@@ -103,7 +103,7 @@ def spot(context: Context) -> Iterator[Finding]:
     if train.save_interval >= train.steps > 0:
         yield Finding(
             "spot", "fault", f"no checkpoint falls before the last of {train.steps} steps (train.save_interval is "
-            f"{train.save_interval}), so every interruption begins the run anew",
+            f"{train.save_interval}), so every interruption starts the run over",
             "save more often (train.save_interval), or set compute.spot: false",
         )  # fmt: skip
         return

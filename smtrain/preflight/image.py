@@ -48,7 +48,8 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
         )  # fmt: skip
     elif served is None:
         yield Finding(
-            "image", "warning", f"whether the image ({name}) has what engine {engine} needs cannot be told from here",
+            "image", "warning", f"whether the image ({name}) has what engine {engine} needs cannot be determined "
+            "from here",
             f"it needs {facts['needs']}",
         )  # fmt: skip
     elif served and engine == "nxd":
@@ -91,7 +92,7 @@ def _contents(uri: str) -> Finding:
     release = sdk_release(uri)
     if release is None or release < first:
         return Finding(
-            "image", "warning", "whether the image has every library of the stages cannot be told from here",
+            "image", "warning", "whether the image has every library of the stages cannot be determined from here",
             f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the code",
         )  # fmt: skip
     where = "are on this machine" if here else "will be downloaded here"

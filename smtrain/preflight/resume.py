@@ -39,13 +39,13 @@ def resume(context: Context) -> Iterator[Finding]:
     if not context.config.checkpoint.resume:
         yield Finding(
             "resume", "fault", f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
-            "set it to true to go on, or give the run another name to begin anew",
+            "set it to true to go on, or give the run another name to start over",
         )  # fmt: skip
     elif not whole:
         yield Finding(
             "resume", "fault", f"none of the {len(steps)} checkpoints in {uri} is whole: {newest.name} lacks "
             f"{_names(newest.lacking)}",
-            "bring back what is missing, or give the run another name to begin anew",
+            "bring back what is missing, or give the run another name to start over",
         )  # fmt: skip
     elif newest.whole:
         yield Finding("resume", "ok", f"goes on from {newest.uri}")

@@ -42,7 +42,7 @@ def report(
         'llama.html'
     """
     if out is not None and (not str(out).strip() or Path(out).is_dir()):
-        raise ConfigError([f"out: {str(out)!r} is no name of a file; name one such as report.html"])
+        raise ConfigError([f"out: {str(out)!r} is not a file name; give one such as report.html"])
     found = gather(run, target)
     file = Path(out) if out is not None else Path(f"{found.name}.html")
     refuse_other(file, overwrite)

@@ -86,11 +86,11 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _NAME.fullmatch(run):
-        raise JobError(f"{name!r} cannot be the name of a run; `smtrain list` shows the jobs there are")
+        raise JobError(f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones")
     rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if _belongs(row, run)]
     if not rows:
         where = "here" if place.name == "local" else "on AWS"
-        raise JobError(f"{name!r}: there is no run of this name {where}; `smtrain list` shows the jobs there are")
+        raise JobError(f"{name!r}: there is no run of this name {where}; `smtrain list` lists the existing ones")
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     found = RunAccount(run, place, jobs)
     return RunAccount(run, place, jobs, _config(found), _evaluation(found), _texts(found))

@@ -216,7 +216,7 @@ def _again(run: RunAccount) -> str:
     role = " Set compute.role to a role of your account." if aws else ""
     return (
         f"<p>Save this as run.yaml.{role} The same command finds the stages that are done, as long as their jobs are "
-        "known; give the run another name to do it all anew.</p>"
+        "known; give the run another name to start over.</p>"
         f"<pre>{_text(config_text(run))}</pre>"
         f"<pre>pip install smtrain=={_text(__version__)}\nsmtrain check run.yaml\nsmtrain run run.yaml</pre>"
     )

@@ -218,5 +218,5 @@ def _sleep(seconds: float, say: Say) -> None:
     try:
         time.sleep(seconds)
     except KeyboardInterrupt:
-        say("stopped waiting; nothing runs, and the same command starts to wait anew")
+        say("stopped waiting; nothing runs, and the same command waits again")
         raise

@@ -24,7 +24,7 @@ from smtrain.train.position import arithmetic
 
 _NONE = (
     "no checkpoint of this run can be trained on: {}; bring back what was written, or give the run another name to "
-    "begin anew"
+    "start over"
 )
 
 

@@ -52,7 +52,7 @@ def start(config: JobConfig, container: Container) -> None:
     if choice.saved and not config.checkpoint.resume:
         raise CheckpointError(
             f"checkpoint.resume: is false, but the run has checkpoints up to {choice.saved[0].name}; "
-            "set it to true to go on, or give the run another name to begin anew"
+            "set it to true to go on, or give the run another name to start over"
         )
     resume = Resume(choice, records, gather, config)
     adapted = options.adapter is not None  # its base is read at every start

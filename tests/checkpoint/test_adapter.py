@@ -136,7 +136,7 @@ def test_what_is_no_plain_lora_is_refused_by_name(key: str, value: Any, says: st
         (lambda f: save_file({n.replace("q_proj", "c_attn"): t for n, t in load_file(f).items()}, f), "another model"),
         (lambda f: f.rename(f.with_suffix(".bin")), "pickle"),
         (lambda f: f.unlink(), "copy that too"),
-        (lambda f: f.write_bytes(f.read_bytes()[:500]), "no whole safetensors"),
+        (lambda f: f.write_bytes(f.read_bytes()[:500]), "not a complete safetensors"),
         (lambda f: (f.parent / "adapter_config.json").write_text("{"), "cannot be read"),
     ],
 )

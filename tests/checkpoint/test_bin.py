@@ -75,5 +75,5 @@ def test_an_old_file_that_is_not_whole_is_named(tmp_path: Path, change: Any) -> 
     folder = bin_folder(tmp_path / "model", LLAMA, zipped=False)
     file = folder / "pytorch_model.bin"
     file.write_bytes(change(file.read_bytes()))
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is no whole checkpoint"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is not a complete torch checkpoint"):
         HFSource(folder)

@@ -97,7 +97,7 @@ def test_a_cut_file_is_named(tmp_path: Path, keep: int) -> None:
     folder = hf_folder(tmp_path / "model", LLAMA)
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:keep])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a complete safetensors file"):
         HFSource(folder)
 
 

@@ -136,7 +136,7 @@ def test_what_is_there_whole_is_not_converted_again(
     first = {"model.embed_tokens.weight"}  # and the layer of stage 0
     with killed(1 + 2 * 2):  # the journal, and two files, each with a journal again
         convert(source, f"{store}/out", tp=2, pp=2)
-    with pytest.raises(CheckpointError, match="half of a conversion"):
+    with pytest.raises(CheckpointError, match="left over from a conversion"):
         inspect(f"{store}/out")
     done = {name for name in calls if name in first or ".layers.0." in name}
     calls.clear()

@@ -234,7 +234,7 @@ def sound(target: Path, before: dict[str, str] | None) -> None:
     found = visible(target)
     if found == before or found in [mine | whole for whole in WHOLE.values()]:
         return
-    with pytest.raises(CheckpointError, match="half of a conversion"):
+    with pytest.raises(CheckpointError, match="left over from a conversion"):
         refuse_unfinished(target, "marker")
 
 
@@ -329,9 +329,9 @@ def test_a_run_killed_while_files_move_is_noticed_and_finished(tmp_path: Path, m
     with pytest.raises(KeyboardInterrupt):
         write(out, "two")
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(CheckpointError, match="half of a conversion that was interrupted"):
+    with pytest.raises(CheckpointError, match="left over from a conversion that was interrupted"):
         refuse_unfinished(out, "marker")
-    with pytest.raises(CheckpointError, match="half of another conversion"):
+    with pytest.raises(CheckpointError, match="left over from another conversion"):
         write(out, "three")
     shutil.copytree(out, tmp_path / "emptied")
     for file in visible(tmp_path / "emptied"):  # as `rm -r emptied/*` does

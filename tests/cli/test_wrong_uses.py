@@ -177,7 +177,7 @@ def test_the_python_api_raises_its_own_errors(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["status", ""], "cannot be the name of a job"),
+        (["status", ""], "cannot be a job's name"),
         (["plan", "deep.yaml"], "nested too deeply"),
         (["download", "no-such-job", ""], "FOLDER is an empty name"),
         (["convert", "nowhere", "to", "--to", "nxd"], "nowhere does not exist"),

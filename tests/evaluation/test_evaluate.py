@@ -195,7 +195,7 @@ def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Pa
     said: list[str] = []
     made = evaluate(short, None, Asked(("reds",), own_task, limit=3), said.append)
     assert made["cut_requests"]["after"] == 6
-    assert "6 requests are longer than the model has positions for, and lost their beginning" in said
+    assert "6 requests are longer than the model's positions and were cut at the beginning" in said
 
 
 def cut_off() -> bool:

@@ -80,6 +80,6 @@ def test_what_no_flag_replaces(uri: str, tmp_path: Path) -> None:
 def test_a_key_that_leads_out_is_refused(local_home: Path, tmp_path: Path) -> None:
     target = Target("local")
     target.s3.put_object(Bucket="downloads", Key="bad/../../x", Body=b"x")
-    with pytest.raises(JobError, match="leads out of"):
+    with pytest.raises(JobError, match="points outside"):
         download(target, [("s3://downloads/bad/", tmp_path / "to")])
     assert tree(tmp_path) == {}

@@ -56,7 +56,7 @@ def test_a_bucket_that_is_not_there_fails_the_job(client: Client) -> None:
 def test_a_key_cannot_leave_its_channel(client: Client) -> None:
     uri = client.put("evil/../../../../escaped")
     job = client.run("true", InputDataConfig=[channel("train", f"s3://{client.bucket}/evil/")])
-    assert "leads out of its channel" in job["FailureReason"], uri
+    assert "points outside its channel" in job["FailureReason"], uri
 
 
 READ = """

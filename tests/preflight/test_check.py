@@ -288,7 +288,7 @@ def test_the_images_release_must_ship_the_library_and_its_end_of_life_is_said(aw
     assert "the image has Neuron 2.32.0, and engine nxd needs" in only_fault(later, "image")
     own = report(with_(config, "compute", image="123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"), "image")
     assert own.ok
-    assert "cannot be told from here" in own.warnings[0].text
+    assert "cannot be determined from here" in own.warnings[0].text
 
 
 @pytest.mark.parametrize(

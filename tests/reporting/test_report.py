@@ -109,7 +109,7 @@ def test_a_run_that_failed_says_why(run: smtrain.Run) -> None:
 
 def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
     for name, told in (("no-such-run", "no run of this name"), ("a-train-1a2b3c4d", "no run of this name"),
-                       ("", "cannot be the name"), ("a\nb", "cannot be the name")):  # fmt: skip
+                       ("", "cannot be a run's name"), ("a\nb", "cannot be a run's name")):  # fmt: skip
         with pytest.raises(JobError, match=told):
             smtrain.report(name, target="local")
 

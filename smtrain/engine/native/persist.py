@@ -124,7 +124,7 @@ def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
         if ModelShape.from_config(reader.manifest.config) != engine.shape:
             raise CheckpointError(
                 f"{checkpoint} holds another model than config.json describes: name the one it was trained from, or "
-                "begin anew in an empty folder"
+                "start over in an empty folder"
             )
         if told := another_adapter(reader.manifest.lora, engine.lora):
             raise CheckpointError(f"{checkpoint} {told}")
