@@ -45,7 +45,7 @@ def test_vocab_and_merges_give_the_ids_that_transformers_gives(folder: Path, fam
 
 def test_what_transformers_cannot_tell_is_asked_for(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 400}))
-    with pytest.raises(DataError, match=r"no fast tokenizer of vocab.json and merges.txt .*name its class"):
+    with pytest.raises(DataError, match=r"a fast tokenizer of vocab.json and merges.txt .*name its class"):
         load_tokenizer(folder)
 
 

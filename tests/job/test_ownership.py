@@ -157,7 +157,7 @@ def test_an_owner_whom_nobody_can_ask_for_keeps_them_until_its_lease_or_its_limi
 ) -> None:
     fence(prefix, "one", jobs).claim()
     jobs.unreachable = True
-    refusal = r"one \(account 111122223333, us-east-1\) owns the run's checkpoints and cannot be asked for"
+    refusal = r"one \(account 111122223333, us-east-1\) owns the run's checkpoints and cannot be looked up"
     with pytest.raises(OwnerError, match=refusal):
         fence(prefix, "two", jobs).claim()
     monkeypatch.setattr(ownership, "LEASE", -1.0)

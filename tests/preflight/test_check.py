@@ -336,7 +336,7 @@ MANIFEST = {
         ({"manifest.json": {**MANIFEST, "format_version": 99}}, "format_version 99"),
         ({"manifest.json": {**MANIFEST, "seq_len": 64}}, "prepared for sequences of 64, and train.seq_len is 32"),
         ({"manifest.json": {**MANIFEST, "vocab_size": 513}}, "token ids up to 512, and the model's vocabulary is 512"),
-        ({"manifest.json": {**MANIFEST, "samples": 0}}, "not one whole sample"),
+        ({"manifest.json": {**MANIFEST, "samples": 0}}, "does not hold one whole sample"),
         ({"manifest.json": {**MANIFEST, "objective": "sft"}}, "prepared for train.objective: sft, and it is pretrain"),
         ({"manifest.json": {**MANIFEST, "tokenizer_sha256": "0"}}, "another tokenizer"),
         ({"manifest.json": MANIFEST, "tokens.bin": b"abc"}, "tokens.bin has 3 bytes, not 4"),
