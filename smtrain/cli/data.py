@@ -44,7 +44,6 @@ def prepare(
             "or messages.",
         ),
     ] = "auto",
-<<<<<<< HEAD
     text_column: Annotated[
         str, typer.Option(help="Field of the text, also a.b, or a template: '{title} {text}'.")
     ] = "text",
@@ -52,11 +51,7 @@ def prepare(
         Optional[str],  # noqa: UP045
         typer.Option(help="What the text is in where it is not UTF-8, e.g. cp1252.", show_default=False),
     ] = None,
-    separator: Annotated[Optional[str], typer.Option(help="What stands between documents of plain text.")] = None,  # noqa: UP045
-=======
-    text_column: Annotated[str, typer.Option(help="Field or column of the text.")] = "text",
     separator: Annotated[Optional[str], typer.Option(help="What separates documents of plain text.")] = None,  # noqa: UP045
->>>>>>> 91e67ae (Messages read once as a stranger would: some seventy sentences in plainer, more usual English)
     unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
     strip_control: Annotated[bool, typer.Option("--strip-control", help="Remove control characters.")] = False,
     min_characters: Annotated[int, typer.Option(min=0, help="Leave out shorter documents.")] = 0,
