@@ -142,8 +142,8 @@ class Fence:
             if (owner.renewed and seen.age > LEASE) or seen.now > owner.until:
                 return
             raise OwnerError(
-                f"{owner.job} (account {owner.account}, {owner.region}) owns the run's checkpoints and cannot be looked "
-                f"up ({error}); wait until it has ended, or give this run another name"
+                f"{owner.job} (account {owner.account}, {owner.region}) owns the run's checkpoints and cannot be "
+                f"looked up ({error}); wait until it has ended, or give this run another name"
             ) from None
         if status in ENDED or (status is None and seen.age > CLAIM):
             return
