@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smtrain.planner.result import Plan
     from smtrain.preflight import Finding, Report, check
     from smtrain.reporting.api import report
+    from smtrain.serving.deploy import deploy, undeploy
     from smtrain.submission.api import Run, launch, request, run
     from smtrain.submission.estimator import estimator
     from smtrain.talk.api import Chat, chat
@@ -53,6 +54,8 @@ _HOME = {
     "compare": "smtrain.comparison.compare",
     "Comparison": "smtrain.comparison.compare",
     "report": "smtrain.reporting.api",
+    "deploy": "smtrain.serving.deploy",
+    "undeploy": "smtrain.serving.deploy",
     "Finding": "smtrain.preflight",
     "Report": "smtrain.preflight",
 }
@@ -76,6 +79,7 @@ __all__ = [
     "check",
     "compare",
     "convert",
+    "deploy",
     "estimator",
     "generate",
     "launch",
@@ -84,6 +88,7 @@ __all__ = [
     "report",
     "request",
     "run",
+    "undeploy",
 ]
 
 

@@ -21,6 +21,7 @@ MODULES = {
     "gguf": ("gguf",),
     "mlflow": ("mlflow", "sagemaker_mlflow"),
     "wandb": ("wandb",),
+    "serve": ("fastapi", "uvicorn", "openai"),
     "hub": ("datasets",),
     "eval": ("lm_eval", "accelerate"),
     "s3": ("s3fs", "fsspec"),

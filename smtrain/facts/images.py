@@ -33,6 +33,11 @@ def gpu_image_uri(region: str) -> str:
     return f"{_registry(region)}/{row['repository']}:{row['tag']}"
 
 
+def serving_image(region: str) -> str:
+    """URI of the newest known image that serves a model on GPUs. Raises `ConfigError` for a region not known."""
+    return f"{_registry(region)}/{table('images')['serving']}"
+
+
 def gpu_rows() -> list[dict[str, Any]]:
     """The known images for GPUs, those that have what the stages import first."""
     rows: list[dict[str, Any]] = table("images")["gpu"]

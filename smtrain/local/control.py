@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from smtrain.aws.local_plane import CONTROL_PATH, Endpoint
-from smtrain.local import streams, synthetic
+from smtrain.local import schedules, streams, synthetic
 from smtrain.local.executor import Executor
 from smtrain.testing.faults import Faults
 
@@ -62,6 +62,7 @@ class Control:
                 "spot": executor.capacity.control_spot,
                 "quotas": executor.quotas.control,
                 "interrupt": executor.interrupt,
+                "schedules": schedules.control,
                 "hosts": executor.set_hosts,
             }
         )

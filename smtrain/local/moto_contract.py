@@ -39,8 +39,10 @@ USED: dict[str, tuple[str, ...]] = {
     "moto.s3.responses:S3Response": ("parse_key_name",),
     "moto.sagemaker.exceptions:AWSValidationException": (),
     "moto.sagemaker.exceptions:ResourceInUseException": (),
+    "moto.sagemaker.models:FakeEndpointConfig": ("validate_instance_type",),
     "moto.sagemaker.models:sagemaker_backends": (),
     "moto.sagemaker.responses:SageMakerResponse": ("_get_param", "_get_params"),
+    "moto.scheduler.models:scheduler_backends": (),
     "moto.servicequotas.responses:ServiceQuotasResponse": (),
     "moto.settings:S3_UPLOAD_PART_MIN_SIZE": (),
 }
@@ -65,6 +67,7 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.s3.responses:S3Response.bucket_response": ("self", "request", "full_url", "headers"),
     "moto.s3.responses:S3Response.get_object": ("self",),
     "moto.s3.responses:S3Response.key_response": ("self", "request", "full_url", "headers"),
+    "moto.sagemaker.models:FakeEndpointConfig.validate_instance_type": ("self", "instance_type"),
     "moto.sagemaker.responses:SageMakerResponse.add_tags": ("self",),
     "moto.sagemaker.responses:SageMakerResponse.create_training_job": ("self",),
     "moto.sagemaker.responses:SageMakerResponse.delete_tags": ("self",),
@@ -104,7 +107,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "FakeMultipart": ("metadata", "parts"),
     "FakeBucket": ("creation_date", "keys", "region_name", "versioning_status"),
     "S3Backend": ("buckets", "region_name", "tagger"),
-    "SageMakerModelBackend": ("training_jobs",),
+    "SageMakerModelBackend": ("training_jobs", "endpoints"),
     "LogGroup": ("streams",),
     "LogsBackend": ("groups",),
 }  # fmt: skip

@@ -90,7 +90,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     )
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    from smtrain.local import api, logs_api, quotas, room, store
+    from smtrain.local import api, logs_api, quotas, room, schedules, store
     from smtrain.local.control import Control
     from smtrain.local.executor import Executor
     from smtrain.testing.faults import Faults
@@ -111,6 +111,8 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     api.install(executor)
     logs_api.install()
     quotas.install(executor.quotas)
+    schedules.install()
+    schedules.start()
     control.connect(faults, executor, endpoint)
     executor.restore()
     _make_defaults()

@@ -89,6 +89,12 @@ SURFACE = {
         *("--json", "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--beams", "--length-penalty"),
         *("--stop", "--seed", "--target"),
     },
+    "deploy": {
+        *("--instance", "--name", "--for", "--instances", "--role", "--schedule-role", "--image", "--max-length"),
+        *("--detach", "--target"),
+    },
+    "undeploy": {"--target"},
+    "serve": {"--port", "--host", "--server", "--option", "--target"},
     "convert": {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
         *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),

@@ -38,6 +38,9 @@ TAKES = {
     "download": ["job", "to"],
     "convert": ["model", "to", "--to", "nxd"],
     "chat": ["model"],
+    "serve": ["model"],
+    "deploy": ["model", "--instance", "ml.g6e.xlarge"],
+    "undeploy": ["endpoint"],
     "generate": ["model"],
     "checkpoint inspect": ["model"],
     "checkpoint diff": ["model", "model"],
@@ -298,6 +301,7 @@ def of_talks() -> Iterator[Use]:
     for model in ("nowhere", "./nowhere", "", "an-empty-folder", "run.yaml", "model", "broken-model", "list-model",
                   "text", "no-such-run", "a b", "demo://nothing", "taken"):  # fmt: skip
         yield Use(("chat", model))
+        yield Use(("serve", model, "--server", "transformers"))
         yield Use(("chat", "tokenizer", "--compare", model))
         yield Use(("generate", model, "--prompt", "x"))
         yield Use(("generate", "tokenizer", "--prompt", "x", "--adapter", model))
@@ -318,6 +322,13 @@ def of_talks() -> Iterator[Use]:
     ):  # fmt: skip
         yield Use(("generate", "model", *more))
     yield Use(("chat", "model", "--turns", "-1"))
+    for name in NAMES:
+        yield Use(("undeploy", name, "--target", "local"))
+        yield Use(("deploy", name, "--instance", "ml.g6e.xlarge", "--target", "local"))
+    for more in (["--for", "soon"], ["--for", "1m"], ["--instances", "0"], ["--max-length", "-1"]):
+        yield Use(("deploy", "no-such-run", "--instance", "ml.g6e.xlarge", *more))
+    for more in (["--port", "0"], ["--port", "x"], ["--server", "tgi"], ["--option", "=1"]):
+        yield Use(("serve", "tokenizer", *more))
 
 
 def uses() -> list[Use]:

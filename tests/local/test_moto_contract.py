@@ -126,7 +126,7 @@ def replaced(folder: str) -> None:
     from moto.sagemaker.models import sagemaker_backends
 
     from smtrain.aws.local_plane import BUCKET, REGION, ROLE, Endpoint
-    from smtrain.local import api, logs_api, quotas, store, streams
+    from smtrain.local import api, logs_api, quotas, schedules, store, streams
     from smtrain.local.executor import Executor
     from smtrain.local.index import KEPT
 
@@ -140,6 +140,7 @@ def replaced(folder: str) -> None:
     store.install(Path(folder) / "s3")
     api.install(Executor(endpoint, grace=1, namespaces=False))
     logs_api.install()
+    schedules.install()
     quotas.install(quotas.Quotas())
     after = motos()
     changed = [key for key in after if key not in before or after[key] is not before[key]]

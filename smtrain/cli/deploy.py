@@ -1,0 +1,55 @@
+"""`smtrain deploy MODEL --instance TYPE`: a SageMaker endpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.text import say
+
+app = options.app()
+
+
+@app.command()
+def deploy(
+    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Run, job, or s3:// prefix.")],
+    instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type with GPUs, such as ml.g6e.xlarge.")],
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="The endpoint's name; default: the run's.", show_default=False),
+    ] = None,
+    for_: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--for", metavar="TIME", help="Delete it after so long, e.g. 2h.", show_default=False),
+    ] = None,
+    instances: Annotated[int, typer.Option(metavar="N", help="How many instances.")] = 1,
+    role: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),
+    ] = None,
+    schedule_role: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ROLE", help="With --for: the role that deletes; default: --role.", show_default=False),
+    ] = None,
+    image: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="URI", help="Container image; default: the newest known vLLM.", show_default=False),
+    ] = None,
+    max_length: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="N", help="Most tokens of prompt and answer.", show_default=False),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it answers.")] = False,
+    target: options.To = None,
+) -> None:
+    """Make a SageMaker endpoint of an exported model; says first what an hour costs and whether the model fits."""
+    from smtrain.serving.deploy import deploy as deployed
+
+    seconds = options.seconds_of("--for", for_)
+    deployed(
+        model, instance, name=name, seconds=None if seconds is None else int(seconds), instance_count=instances,
+        role=role, schedule_role=schedule_role, image=image, max_length=max_length, wait=not detach,
+        target=options.name_of(target), say=say,
+    )  # fmt: skip

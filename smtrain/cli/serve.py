@@ -1,0 +1,53 @@
+"""`smtrain serve MODEL`: an OpenAI-compatible server on this machine."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.chat import Model
+from smtrain.text import say
+
+app = options.app()
+
+
+class ServerOption(str, Enum):
+    """What serves."""
+
+    vllm = "vllm"
+    transformers = "transformers"
+
+
+@app.command()
+def serve(
+    model: Model,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of this machine.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; it asks for no password.")] = "127.0.0.1",
+    server: Annotated[
+        Optional[ServerOption],  # noqa: UP045
+        typer.Option(help="Default: vllm if it is installed, else transformers' own server.", show_default=False),
+    ] = None,
+    option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="OPTION=VALUE", help="An option of the server, such as max-model-len=4096; repeatable."),
+    ] = None,
+    target: options.Where = None,
+) -> None:
+    """Serve a model by OpenAI's API until Ctrl-C: a folder, a run or a job that exported one."""
+    from smtrain.errors import ConfigError
+    from smtrain.serving.here import serve as served
+
+    more: list[str] = []
+    for text in option or ():
+        key, _, value = text.partition("=")
+        if not key.strip("-"):
+            raise ConfigError([f"--option {text}: must look like max-model-len=4096"])
+        more += [f"--{key.lstrip('-')}", *([value] if value else [])]
+    status = served(
+        model, port=port, host=host, server=server.value if server else None, more=tuple(more),
+        target=options.name_of(target), say=say,
+    )  # fmt: skip
+    raise typer.Exit(status)
