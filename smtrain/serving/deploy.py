@@ -80,6 +80,8 @@ def deploy(
         raise ConfigError([f"for: {spell(seconds)} is less than an endpoint takes to start; give at least 15m"])
     if instance_count < 1 or (max_length is not None and max_length < 1):
         raise ConfigError(["instance_count and max_length must be at least 1"])
+    if not model.isprintable():
+        raise JobError(f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are")
     found = find(model, target)
     if found.far is None:
         raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
