@@ -31,7 +31,7 @@ def deploy(
     ] = None,
     schedule_role: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="ROLE", help="With --for: the role that deletes; default: --role.", show_default=False),
+        typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same.", show_default=False),
     ] = None,
     image: Annotated[
         Optional[str],  # noqa: UP045
