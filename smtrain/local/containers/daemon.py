@@ -100,8 +100,8 @@ def local_image(client: Any, name: str) -> Any:
         with_tag = client.images.get(name)
     except docker.errors.ImageNotFound:
         raise LocalError(
-            f"image {name} is not on this machine, and a job pulls none: `smtrain image pull {name}` says how large it "
-            "is and fetches it; local.image names another one"
+            f"image {name} is not on this machine, and a job pulls none, as it may be large: fetch it with "
+            f"`docker pull {name}`, or name another one in local.image (`smtrain image tiny` makes a small one)"
         ) from None
     except docker.errors.APIError as error:
         raise LocalError(sentence(error, f"looking for image {name}")) from None
