@@ -67,7 +67,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A whole adapter. Its factors are held in memory: they are small beside one layer of the model."""
+    """A whole adapter. Factors in fp32 stay in their file; others are held in memory, small beside one layer."""
 
     where: Place
     factors: Mapping[str, Factor]
@@ -221,7 +221,7 @@ def _pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 
 def _numbers(bits: Bits, dtype: DType, name: str, where: Place) -> Bits:
-    numbers: Bits = dtypes.values(bits, dtype).astype(np.float32)
+    numbers: Bits = dtypes.values(bits, dtype).astype(np.float32, copy=False)  # of fp32, pages of the file
     if not np.isfinite(numbers).all():
         raise CheckpointError(f"{where}: {name[:200]} has numbers that are not finite; take another adapter.")
     return numbers
