@@ -50,7 +50,7 @@ def missing(lines: list[str]) -> list[str]:
 
 def refuse(stage: str, lacking: list[str], ml: Path) -> None:
     """End with what is not there, where SageMaker looks for FailureReason: nothing is installed over a network."""
-    where = (
+    where = os.environ.get("SMTRAIN_INSTALL") or (
         "install smtrain[train] in the environment of the control plane"
         if "SMTRAIN_MASTER_PORT" in os.environ
         else "build it into the image, or choose another (compute.image)"
@@ -103,7 +103,7 @@ def command(stage: str, ml: Path) -> list[str]:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
-    first = address(hosts[0])
+    first = os.environ.get("SMTRAIN_MASTER_ADDR") or address(hosts[0])
     return [
         sys.executable, *torchrun(first, (config.get("train") or {}).get("engine", "native")),
         f"--nnodes={len(hosts)}", f"--nproc_per_node={processes}", f"--node_rank={hosts.index(current)}",

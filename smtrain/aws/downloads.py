@@ -8,13 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smtrain.aws.calls import PERSIST_S
-from smtrain.aws.patience import Patience
-from smtrain.aws.s3 import list_objects
-from smtrain.aws.target import Target
-from smtrain.aws.uploads import owner
 from smtrain.contract.uris import split_uri
 from smtrain.errors import JobError
+from smtrain.place.protocol import JobPlace
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class _Item:
         return self.path.with_name(f".{self.path.name}.part")
 
 
-def download(target: Target, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
+def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
     """Copy the objects under each prefix into its folder, each whole or not at all; returns how many there are.
 
     Files that are there already and hold the same are left, so a second call goes on where the first one ended. Raises
@@ -64,10 +60,10 @@ def download(target: Target, places: Sequence[tuple[str, Path]], *, overwrite: b
     return len(items)
 
 
-def _items(target: Target, uri: str, folder: Path) -> list[_Item]:
+def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
     bucket, prefix = split_uri(uri)
     items = []
-    for found in list_objects(target, uri):
+    for found in target.listing(uri):
         name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the object itself
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
@@ -115,11 +111,5 @@ def _is_same(item: _Item) -> bool:
     return found.hexdigest() == item.etag
 
 
-def _fetch(target: Target, item: _Item) -> None:
-    Patience(PERSIST_S).call(
-        target.transfers.download_file,
-        Bucket=item.bucket,
-        Key=item.key,
-        Filename=str(item.part),
-        ExtraArgs=owner(target, item.bucket),
-    )
+def _fetch(target: JobPlace, item: _Item) -> None:
+    target.fetch(item.bucket, item.key, item.part)

@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.aws.backoff import Backoff
 from smtrain.aws.calls import ANSWER_S
-from smtrain.aws.target import Target
+from smtrain.aws.target import TargetName
 from smtrain.errors import JobError
 from smtrain.interrupts import interruptible, pause
 
@@ -79,9 +79,9 @@ class Patience:
         self.repeated += again + failed
 
 
-def impatient(target: Target) -> Patience:
-    """What a command has that answers at once: a sentence within half a minute where AWS does not answer."""
-    return Patience(ANSWER_S if target.name == "aws" else 120.0)
+def impatient(target: TargetName) -> Patience:
+    """What a command has that answers at once: a sentence within half a minute where nobody answers."""
+    return Patience(120.0 if target == "local" else ANSWER_S)
 
 
 def _short(error: Exception) -> str:

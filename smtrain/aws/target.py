@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smtrain.aws.calls import aws_session, cleaned, retrying, spell, transferring
 from smtrain.aws.region import UNKNOWN
-from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
     import boto3
 
     from smtrain.aws.local_plane import Endpoint
+    from smtrain.aws.patience import Patience
 
-TargetName = Literal["local", "aws"]
+TargetName = Literal["local", "aws", "slurm"]
+"""Where jobs run. A `Target` is local or aws; slurm is `slurm.place.SlurmPlace`."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Target:
     region: str | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(TargetName):
-            raise ConfigError([f"target: got {self.name!r}; it is local or aws"])
+        if self.name not in get_args(TargetName) or self.name == "slurm":
+            raise ConfigError([f"target: got {self.name!r}; it is local, aws or slurm"])
 
     @cached_property
     def session(self) -> boto3.Session:
@@ -90,6 +93,56 @@ class Target:
         """The role used when the config names none; only the local control plane has one."""
         return str(_local().ROLE) if self.name == "local" else None
 
+    # ---- place.protocol.JobPlace
+    queues = False
+    """SageMaker knows no dependencies: a stage is created when the one before has ended."""
+
+    def role(self, role: str | None) -> str:
+        from smtrain.aws.role import role_arn
+
+        return role_arn(role, self)
+
+    def base(self, given: str | None) -> str:
+        return (given or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
+
+    def in_place(self, path: Path | str) -> str | None:
+        """A job sees nothing of this machine."""
+        return None
+
+    def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
+        return json.dumps(requests[0] if len(requests) == 1 else requests, indent=2)
+
+    def describe(self, name: str, patience: Patience) -> dict[str, Any]:
+        return _api().describe(self, name, patience)  # type: ignore[no-any-return]
+
+    def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
+        return _api().rows(self, contains, page)  # type: ignore[no-any-return]
+
+    def stop(self, name: str) -> None:
+        _api().stop(self, name)
+
+    def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
+        return _api().tags(self, told["TrainingJobArn"])  # type: ignore[no-any-return]
+
+    def log_page(
+        self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Patience
+    ) -> dict[str, Any]:
+        return _api().log_page(self, name, host, start, pattern, token, patience)  # type: ignore[no-any-return]
+
+    def last_events(self, name: str, count: int, patience: Patience) -> list[dict[str, Any]]:
+        return _api().last_events(self, name, count, patience)  # type: ignore[no-any-return]
+
+    def listing(self, uri: str) -> list[dict[str, Any]]:
+        from smtrain.aws.s3 import list_objects
+
+        return list_objects(self, uri)
+
+    def read(self, uri: str) -> bytes:
+        return _api().read(self, uri)  # type: ignore[no-any-return]
+
+    def fetch(self, bucket: str, key: str, path: Path) -> None:
+        _api().fetch(self, bucket, key, path)
+
     def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
         """The AWS account, as STS tells it. Raises `JobError` where it does not; `otherwise` is what helps then too."""
         from botocore.exceptions import BotoCoreError, ClientError
@@ -134,13 +187,14 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def _api() -> Any:
+    from smtrain.aws import sagemaker_api
+
+    return sagemaker_api
+
+
 def _local() -> Any:
     """The control plane's client half; loaded when asked for, as it brings an HTTP client."""
     from smtrain.aws import local_plane as endpoint
 
     return endpoint
-
-
-def target_of(config: JobConfig, name: TargetName | None = None) -> Target:
-    """The target a call means: its own word, else the config's."""
-    return Target(name or config.target, config.compute.region)

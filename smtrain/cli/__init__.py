@@ -42,6 +42,7 @@ COMMANDS = {
     "data": ("smtrain.cli.data", "`prepare`, `merge`, `split`, `inspect`, `export` or `import` tokens."),
     "demo": ("smtrain.cli.demo", "SmolLM2-135M learns this machine's Python documentation: answers before and after."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
+    "cluster": ("smtrain.cli.cluster", "`template CONFIG` prints a Slurm cluster for AWS ParallelCluster."),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
     "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine; `clean` frees its disk."),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -22,7 +21,7 @@ def launch(
     stage: Annotated[options.StageOption, typer.Option(help="The stage to start.")] = options.StageOption.train,
     target: options.To = None,
     set_: options.Set = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request as JSON and send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request (on Slurm: the script).")] = False,
     show_uploads: options.ShowUploads = False,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
     again: options.Again = False,
@@ -63,9 +62,9 @@ def launch(
 
 def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
     """Every file that these stages would upload, with its size and place, and what is left out."""
-    from smtrain.aws.target import target_of
     from smtrain.job.inputs import described_uploads
     from smtrain.job.stages import Chain
+    from smtrain.place.choose import target_of
 
     chain = Chain(config, target_of(config, target), look=False)
     for line in described_uploads([upload for stage in stages for upload in chain.plan(stage).uploads]):
@@ -73,10 +72,9 @@ def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName 
 
 
 def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
-    """The requests of these stages as JSON: one object for one stage, else a list."""
-    from smtrain.aws.target import target_of
+    """What these stages would send: the requests as JSON, or a cluster's scripts."""
     from smtrain.job.stages import Chain
+    from smtrain.place.choose import target_of
 
     chain = Chain(config, target_of(config, target), look=False)
-    requests = [chain.plan(stage).request for stage in stages]
-    say(json.dumps(requests[0] if len(requests) == 1 else requests, indent=2))
+    say(chain.target.preview([chain.plan(stage).request for stage in stages]))

@@ -20,10 +20,10 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
 ) -> None:
     """List jobs, newest first; a last line says how many more there are."""
-    from smtrain.aws.target import Target
     from smtrain.handle.listing import list_jobs
+    from smtrain.place.choose import named
 
-    found = list_jobs(Target(target.value), name_contains=name, limit=limit + COUNTED)
+    found = list_jobs(named(target.value), name_contains=name, limit=limit + COUNTED)
     jobs, more = found[:limit], len(found) - limit
     if not jobs:
         say(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))

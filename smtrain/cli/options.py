@@ -19,6 +19,7 @@ class TargetOption(str, Enum):
 
     local = "local"
     aws = "aws"
+    slurm = "slurm"
 
 
 class StageOption(str, Enum):
@@ -93,7 +94,7 @@ def here_alone(docker: bool, target: str) -> None:
 
 def name_of(target: TargetOption | None) -> TargetName | None:
     """The option as the library's own word."""
-    return "local" if target is TargetOption.local else "aws" if target is TargetOption.aws else None
+    return None if target is None else target.value
 
 
 def seconds_of(option: str, text: str | None) -> float | None:

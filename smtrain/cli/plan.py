@@ -37,6 +37,7 @@ def plan(
         typer.Argument(metavar="CONFIG...", help="YAML file; several are set side by side.", show_default=False),
     ] = None,
     set_: options.Set = None,
+    target: options.To = None,
     model: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="A known model's name, or a folder with its config.json.", show_default=False),
@@ -102,7 +103,7 @@ def plan(
         make(
             config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value,
             budget=budget, deadline_hours=deadline, best=best, prices=prices, machine_file=machine_file, measured=rate,
-            set_=set_ or (),
+            target=options.name_of(target) or "aws", set_=set_ or (),
         )
         for config in configs
     ]  # fmt: skip

@@ -18,7 +18,7 @@ def run(
     config: options.Config,
     target: options.To = None,
     set_: options.Set = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests as JSON and send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests (on Slurm: the scripts).")] = False,
     show_uploads: options.ShowUploads = False,
     again: options.Again = False,
     from_step: options.FromStep = None,
@@ -32,10 +32,19 @@ def run(
         typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end.", show_default=False),
     ] = None,
     overwrite: options.Overwrite = False,
+    wait: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(
+            "--wait/--detach",
+            help="Follow to the end; on Slurm a run can go on alone.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.price_check import planned
     from smtrain.job.stages import stages_of
+    from smtrain.place.choose import target_of
     from smtrain.planner.resolve import load_config
     from smtrain.submission.api import run as run_all
 
@@ -51,7 +60,13 @@ def run(
         print_requests(loaded, stages_of(loaded, where), where)
         return
     view = options.view_of(plain, every)
-    done = run_all(loaded, target=where, again=again, check=not no_check, view=view)
+    waits = wait if wait is not None else not target_of(loaded, where).queues or bool(download)
+    done = run_all(loaded, target=where, again=again, check=not no_check, view=view, wait=waits)
+    if not waits:
+        last = done.results[-1].job.name
+        say(f"queued; the cluster goes on by itself. Follow it:  smtrain run {config} --target slurm --wait")
+        say(f"one stage:  smtrain logs {last} --follow --target slurm")
+        return
     if download:
         say(f"model: {done.download(download, overwrite=overwrite)}")
     say(f"model: {done.model}")

@@ -43,7 +43,7 @@ def status(job: options.JobName, target: options.Where = None) -> None:
         losses = [r["loss"] for r in records if "loss" in r]
         numbers = "  ".join(f"{name} {value}" for name, value in progress.numbers()[1:])
         say(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
-    if planned := plan_tag.read(_tags(handle, told["TrainingJobArn"])):
+    if planned := plan_tag.read(handle.target.tags(told)):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
         say(f"plan:        {plan_tag.compare(planned, median(rates) if rates else None)}")
     for line in left_behind(handle, told):
@@ -78,14 +78,3 @@ def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
         elif saved:
             lines.append("next:        the command that started this job goes on from the last checkpoint")
     return lines
-
-
-def _tags(job: Job, arn: str) -> list[dict[str, str]]:
-    """The job's tags; none where this caller may not read them."""
-    from botocore.exceptions import ClientError
-
-    try:
-        tags: list[dict[str, str]] = job.target.sagemaker.list_tags(ResourceArn=arn)["Tags"]
-    except ClientError:
-        return []
-    return tags

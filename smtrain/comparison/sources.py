@@ -115,9 +115,9 @@ def _events(path: Path) -> list[dict[str, float]]:
 def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     from botocore.exceptions import ClientError
 
-    from smtrain.aws.attach import place_of
     from smtrain.handle.job import Job
     from smtrain.handle.listing import jobs_of
+    from smtrain.place.choose import place_of
 
     job, place = place_of(name, target)
     try:

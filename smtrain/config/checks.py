@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from smtrain.config.checks_cluster import cluster_faults
 from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared_faults, template_faults
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
@@ -108,6 +109,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"export.merge", "train.adapter"}, "export.merge: has no effect unless train.adapter is set"
     yield from data_faults(config)
     yield from place_faults(config)
+    yield from cluster_faults(config)
     if bool(config.network.subnets) != bool(config.network.security_group_ids):
         yield (
             {"network.subnets", "network.security_group_ids"},

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from smtrain.config.cluster import Cluster
 from smtrain.config.data import Data
 from smtrain.config.machine import MachineEntry, MachineName
 from smtrain.config.secret import Secret
@@ -312,8 +313,9 @@ class JobConfig(Section):
 
     name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
     """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
-    target: Literal["local", "aws"] = "local"
-    """Where jobs run: `local` is this machine, `aws` SageMaker; `--target` overrides it."""
+    target: Literal["local", "aws", "slurm"] = "local"
+    """Where jobs run: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster; `--target`
+    overrides it."""
     model: Model
     """The model that training starts from."""
     data: Data = Data()
@@ -324,6 +326,8 @@ class JobConfig(Section):
     """The training itself: how long, how large, how fast it learns."""
     compute: Compute = Compute()
     """The machines, and for how long."""
+    cluster: Cluster = Cluster()
+    """A Slurm cluster, for target slurm."""
     checkpoint: Checkpoint = Checkpoint()
     """Where training state is kept, and what a resume reads."""
     output: Output = Output()

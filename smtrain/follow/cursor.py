@@ -9,8 +9,8 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from smtrain.aws.target import Target
 from smtrain.home import home
+from smtrain.place.protocol import JobPlace
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Cursor:
     keys: dict[int, set[int]] = field(default_factory=dict)
 
     @staticmethod
-    def path(target: Target, job_name: str, host: str | None) -> Path:
+    def path(target: JobPlace, job_name: str, host: str | None) -> Path:
         """One file a job and host filter; jobs of several regions do not meet."""
         where = target.name if target.name == "local" else f"{target.name}-{target.region_name()}"
         return home() / "follow" / where / f"{job_name}{f'.{host}' if host else ''}.json"

@@ -50,9 +50,11 @@ class Explanation:
     error: tuple[str, ...]
     """That rank's own traceback, or its last words."""
     reason: str | None
-    """FailureReason, as SageMaker gave it."""
+    """FailureReason, as it was given."""
     exit_code: int | None
     cause: Cause | None
+    told_by: str = "SageMaker"
+    """Who gave the reason: SageMaker or Slurm."""
 
     @property
     def failed(self) -> bool:
@@ -69,7 +71,7 @@ class Explanation:
         lines = [f"{head}, first on {where}" + (f" at {self.at:%H:%M:%S}" if self.at else "") if where else head]
         lines += [f"  {line}" for line in _shortened(self.error)]
         if self.reason:
-            lines.append(f"SageMaker says: {self.reason}")
+            lines.append(f"{self.told_by} says: {self.reason}")
         if self.cause:
             lines += [f"cause: {self.cause.cause}", f"to do: {self.cause.do}"]
         return "\n".join(lines)
@@ -98,6 +100,7 @@ def explain(name: str, told: dict[str, Any], lines: Iterable[Line]) -> Explanati
         reason,
         int(code[1]) if code else first.exit_code if first else None,
         cause,
+        "Slurm" if told.get("TrainingJobArn", "").startswith("slurm:") else "SageMaker",
     )
 
 

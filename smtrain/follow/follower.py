@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.patience import Patience
-from smtrain.aws.target import Target
+from smtrain.aws.target import TargetName
 from smtrain.contract.log_lines import Line
-from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.dedup import MINUTE
 from smtrain.follow.order import ReorderBuffer
 from smtrain.follow.reading import LogReading
 from smtrain.interrupts import pause
+from smtrain.place.protocol import JobPlace
 
 RESUME_BACK_MS = 600_000
 """What comes later than this after a follow was left is not shown by the one that resumes it."""
@@ -43,9 +43,11 @@ class Pace:
     """Without any answer for so long it is given up."""
 
 
-PACES = {
+PACES: dict[TargetName, Pace] = {
     "local": Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120),
     "aws": Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
+    # files that nodes write through a shared folder, whose clients cache for some seconds
+    "slurm": Pace(2, 2, 20, 4, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
 }
 
 
@@ -72,8 +74,8 @@ class Follower:
     """Follows one job; `events` can be left at any line and gone on with later through the cursor's file."""
 
     def __init__(
-        self, target: Target, name: str, *, host: str | None = None, since: int | None = None, tail: int | None = None,
-        cursor: Path | None = None, resume: bool = False, poll: float | None = None,
+        self, target: JobPlace, name: str, *, host: str | None = None, since: int | None = None,
+        tail: int | None = None, cursor: Path | None = None, resume: bool = False, poll: float | None = None,
     ) -> None:  # fmt: skip
         """`since` in ms; `tail`: of the lines before now only the last so many; `resume`: from the cursor, if any."""
         self.target, self.name, self.host = target, name, host
@@ -121,7 +123,7 @@ class Follower:
 
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer. Raises `JobError` where there is no such job."""
-        return describe(self.target, self.name, self.patience)
+        return self.target.describe(self.name, self.patience)
 
     def _new(self, transitions: list[dict[str, Any]]) -> Iterator[Change]:
         for change in transitions[self._changes :]:
@@ -189,16 +191,3 @@ class Follower:
         # A follow without a place to go on from is worth more than none.
         with contextlib.suppress(OSError):
             Cursor(start, self.order.newest, self._changes, keys).save(self._file)
-
-
-def describe(target: Target, name: str, patience: Patience) -> dict[str, Any]:
-    """DescribeTrainingJob's answer. Raises `JobError` where there is no such job."""
-    from botocore.exceptions import ClientError
-
-    try:
-        told: dict[str, Any] = patience.call(target.sagemaker.describe_training_job, TrainingJobName=name)
-    except ClientError as error:
-        if "not found" not in str(error).lower():
-            raise
-        raise JobError(f"{name}: no such job on target {target.name}; `smtrain list` lists the existing ones") from None
-    return told

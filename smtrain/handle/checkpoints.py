@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.aws.s3 import list_objects
-from smtrain.aws.target import Target
 from smtrain.contract.lineage import Lines
 from smtrain.contract.uris import split_uri
 
@@ -32,19 +30,18 @@ class Step:
         return not self.lacking
 
 
-def saved_steps(target: Target, uri: str, job: str | None = None) -> list[Step]:
+def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step]:
     """The steps of one line below a run's checkpoint prefix, oldest first: a job's line, else the run's newest.
 
     Raises `JobError` where the prefix may not be listed.
     """
     uri = uri.rstrip("/") + "/"
-    bucket, prefix = split_uri(uri)
+    _, prefix = split_uri(uri)
 
     def read(name: str) -> bytes:
-        body: bytes = target.s3.get_object(Bucket=bucket, Key=prefix + name)["Body"].read()
-        return body
+        return target.read(uri + name)
 
-    held = {item["Key"][len(prefix) :]: item["Size"] for item in list_objects(target, uri)}
+    held = {item["Key"][len(prefix) :]: item["Size"] for item in target.listing(uri)}
     lines = Lines(held, read)
     steps = []
     for _, step in lines.steps(lines.parts(job if job in lines.folders else lines.newest)):

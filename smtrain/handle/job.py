@@ -10,8 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.aws.attach import place_of
-from smtrain.aws.target import Target, TargetName
+from smtrain.aws.target import TargetName
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_records
 from smtrain.contract.uris import split_uri
 from smtrain.edge import public_class
@@ -19,6 +18,8 @@ from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.handle.checkpoints import saved_steps
 from smtrain.handle.results import What, fetch
+from smtrain.place.choose import place_of
+from smtrain.place.protocol import JobPlace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ class Job:
 
     Args:
         name: Its name or ARN.
-        target: `local` or `aws`. Default: where a job of that name is, first here, then on AWS.
+        target: `local`, `aws` or `slurm`. Default: where a job of that name is, first here, then on AWS.
 
     Raises:
         JobError: The name cannot be one, or there is no such job.
@@ -51,9 +52,9 @@ class Job:
         llama-train-1a2b3c4d: Completed...
     """
 
-    def __init__(self, name: str, target: TargetName | Target | None = None) -> None:
+    def __init__(self, name: str, target: TargetName | JobPlace | None = None) -> None:
         """A name or an ARN. Without `target` the job is looked for as `smtrain.aws.attach` says: here, else on AWS."""
-        self.name, self.target = (name, target) if isinstance(target, Target) else place_of(name, target)
+        self.name, self.target = place_of(name, target) if target is None or isinstance(target, str) else (name, target)
         if not _NAME.fullmatch(self.name):
             raise JobError(f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones")
         self.known_status: str | None = None
@@ -61,7 +62,7 @@ class Job:
         self.summary: dict[str, Any] = {}
 
     @classmethod
-    def from_summary(cls, target: Target, row: dict[str, Any]) -> Job:
+    def from_summary(cls, target: JobPlace, row: dict[str, Any]) -> Job:
         """From a row of ListTrainingJobs, without another call."""
         job = cls(row["TrainingJobName"], target)
         job.known_status, job.summary = row["TrainingJobStatus"], row
@@ -84,16 +85,15 @@ class Job:
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer; raises `JobError` where there is no such job."""
         from smtrain.aws.patience import impatient
-        from smtrain.follow.follower import describe
 
-        return self.note(describe(self.target, self.name, impatient(self.target)))
+        return self.note(self.target.describe(self.name, impatient(self.target.name)))
 
     def look(self) -> dict[str, Any]:
         """`describe` for whoever waits: outlasts a network that is away for as long as a follow does."""
         from smtrain.aws.patience import Patience
-        from smtrain.follow.follower import PACES, describe
+        from smtrain.follow.follower import PACES
 
-        return self.note(describe(self.target, self.name, Patience(PACES[self.target.name].limit)))
+        return self.note(self.target.describe(self.name, Patience(PACES[self.target.name].limit)))
 
     def note(self, told: dict[str, Any]) -> dict[str, Any]:
         """Remember the status of a description; returns it."""
@@ -172,15 +172,8 @@ class Job:
     # ---- what one does with it
     def stop(self) -> None:
         """Ask it to stop; it may save a checkpoint first (120 s). An ended job is left as it is."""
-        from botocore.exceptions import ClientError
-
-        if self.status in ENDED:
-            return
-        try:
-            self.target.sagemaker.stop_training_job(TrainingJobName=self.name)
-        except ClientError:
-            if self.status not in ENDED:
-                raise
+        if self.status not in ENDED:
+            self.target.stop(self.name)
 
     def events(
         self, *, host: str | None = None, grep: str | None = None, poll: float | None = None
@@ -284,14 +277,11 @@ class Job:
     # ---- what it left
     def read(self, name: str) -> bytes:
         """One file of what the job left in /opt/ml/model; raises `JobError` where it did not."""
-        from botocore.exceptions import ClientError
-
-        bucket, prefix = split_uri(self.output)
+        output = self.output
         try:
-            body: bytes = self.target.s3.get_object(Bucket=bucket, Key=prefix + name)["Body"].read()
-        except ClientError:
-            raise JobError(f"{self.name} left no {name} in {self.output}") from None
-        return body
+            return self.target.read(output + name)
+        except JobError:
+            raise JobError(f"{self.name} left no {name} in {output}") from None
 
     def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
         """Copy what the job left into `folder`. Files that are there and the same are left.

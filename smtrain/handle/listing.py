@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from smtrain.aws.attach import place_of
-from smtrain.aws.target import Target, TargetName
+from smtrain.aws.target import TargetName
 from smtrain.config.schema import Stage
 from smtrain.errors import JobError
 from smtrain.handle.job import Job
 from smtrain.handle.results import stage_of
+from smtrain.place.choose import place_of
+from smtrain.place.protocol import JobPlace
 
 _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
-def jobs_of(target: Target, run: str, stage: Stage) -> list[Job]:
+def jobs_of(target: JobPlace, run: str, stage: Stage) -> list[Job]:
     """The jobs of one stage of one run, newest first; a run `b` has none of those of `a-b` or of `b-train-c`."""
     name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
     found = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
@@ -45,15 +45,11 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
     return run, attempts
 
 
-def list_jobs(target: Target, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
+def list_jobs(target: JobPlace, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
     """Training jobs of the target, newest first."""
-    ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
-    ask["PaginationConfig"] = {"PageSize": min(limit, 100)}
-    if name_contains:
-        ask["NameContains"] = name_contains
     jobs: list[Job] = []
-    for page in target.sagemaker.get_paginator("list_training_jobs").paginate(**ask):
-        jobs += [Job.from_summary(target, row) for row in page["TrainingJobSummaries"]]
+    for rows in target.rows(name_contains, limit):
+        jobs += [Job.from_summary(target, row) for row in rows]
         if len(jobs) >= limit:
             break
     return jobs[:limit]

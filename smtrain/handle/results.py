@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smtrain.aws.downloads import download
-from smtrain.aws.s3 import list_objects
 from smtrain.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[Resu
         return [ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(told)]
     base = f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
     folder, archive = ("model", "model.tar.gz") if what == "model" else ("data", "output.tar.gz")
-    return [ResultPart(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if list_objects(job.target, uri)]
+    return [ResultPart(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if job.target.listing(uri)]
 
 
 def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from smtrain.aws.target import TargetName, target_of
+from smtrain.aws.target import TargetName
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.iam.policy import caller_policy, role_policy, trust_policy
 from smtrain.job.stages import Chain, stages_of
+from smtrain.place.choose import sagemaker, target_of
 from smtrain.planner.resolve import load_config
 
 ROLE_NAME = "smtrain-training"
@@ -26,7 +27,7 @@ def policies(
     region cannot be told.
     """
     config = load_config(source, set_=set_, target=target, **sections)
-    where = target_of(config, target)
+    where = sagemaker(target_of(config, target))
     name = config.compute.role or ROLE_NAME
     if where.name == "aws" and not name.startswith("arn:"):
         role = f"arn:aws:iam::{where.account('give compute.role as an ARN')}:role/{name}"

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import smtrain
-from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.config.schema import GRAPHS_COMPLETE, digest
-from smtrain.contract.uris import split_uri
-from smtrain.errors import ConfigError
+from smtrain.errors import ConfigError, JobError
+from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
 VARIABLE, FLAGS = "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"
@@ -85,20 +84,16 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
     raise ConfigError([fault])
 
 
-def held(target: Target, uri: str) -> dict[str, Any] | None:
+def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
     """What the job that compiled all graphs of a cache left to say so; None where there is no such word."""
-    from botocore.exceptions import ClientError
-
-    bucket, prefix = split_uri(uri)
     try:
-        body = target.s3.get_object(Bucket=bucket, Key=f"{prefix}/{GRAPHS_COMPLETE}")["Body"].read()
-        told = json.loads(body)
-    except (ClientError, ValueError):
+        told = json.loads(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
+    except (JobError, ValueError):
         return None
     return told if isinstance(told, dict) and {"graphs", "job"} <= told.keys() else None
 
 
-def announce(target: Target, config: JobConfig, request: Mapping[str, Any], say: Say) -> None:
+def announce(target: JobPlace, config: JobConfig, request: Mapping[str, Any], say: Say) -> None:
     """Say before a train job of engine nxd starts whether the cache holds its graphs."""
     uri = request["Environment"].get(VARIABLE, "")
     if config.train.engine != "nxd" or not uri.startswith(cache_root(config)):

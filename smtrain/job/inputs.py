@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.defaults import sagemaker_defaults, with_defaults
-from smtrain.aws.role import role_arn
 from smtrain.aws.s3 import listed
 from smtrain.aws.target import Target
 from smtrain.aws.uploads import send
@@ -25,6 +24,8 @@ from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.instance_types import type_faults
 from smtrain.job.model_files import is_model_file
+from smtrain.place.choose import sagemaker
+from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
 SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
@@ -52,24 +53,26 @@ class Resolved:
     """The model's config.json, where the model is on this machine."""
 
 
-def resolve(config: JobConfig, target: Target) -> Resolved:
+def resolve(config: JobConfig, target: JobPlace) -> Resolved:
     """Fill in what the target decides and name every local input by its content. Uploads nothing.
 
     Raises `ConfigError` for what the target cannot know by itself (the role on AWS).
     """
     if target.name == "aws":
-        config = with_defaults(config, sagemaker_defaults(target))
+        config = with_defaults(config, sagemaker_defaults(sagemaker(target)))
     if faults := type_faults(config):
         raise ConfigError(faults)
     _refuse_unmounted(config, target)
-    role = role_arn(config.compute.role, target)
+    role = target.role(config.compute.role)
     region = config.compute.region or target.region_name()
-    base = (config.output.s3_uri or f"s3://{target.default_bucket()}/smtrain").rstrip("/")
+    base = target.base(config.output.s3_uri)
     uploads: dict[str, Upload] = {}
 
     def place(path: str | None, kind: str) -> str | None:
         if path is None or path.startswith(("s3://", "hf://", "fsx://", "efs://")):
             return path
+        if (there := target.in_place(path)) and not path.startswith("demo://"):
+            return there
         upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", model=kind == "model")
         uploads[upload.uri] = upload
         return upload.uri
@@ -110,12 +113,12 @@ def _placed_validation(config: JobConfig, place: Callable[[str | None, str], str
     return config.train.model_copy(update={"validation": placed})
 
 
-def _refuse_unmounted(config: JobConfig, target: Target) -> None:
+def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
     """A file system is reached from within its VPC, which the defaults file may name."""
     held_out = config.train.validation.path if config.train.validation else None
     uris = [config.data.prepared, held_out, *(source.path for source in config.data.all_sources)]
     mounted = next((uri for uri in uris if is_mounted(uri)), None)
-    if mounted and target.name == "local":
+    if mounted and target.name != "aws":
         raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "
                            "an s3:// URI"])  # fmt: skip
     if mounted and not config.network.subnets:

@@ -151,7 +151,7 @@ def image_of(config: JobConfig) -> str:
     compute, region = config.compute, config.compute.region or ""
     if config.target == "local" and config.local.image:
         return config.local.image
-    if compute.image or config.target == "local":
+    if compute.image or config.target != "aws":
         return compute.image or image_uri(region, config.train.engine)
     return training_image(region, config.train.engine, compute.instance_type)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from smtrain.aws.target import Target, TargetName
+from smtrain.aws.target import TargetName
 from smtrain.config import STAGES, JobConfig, Stage
 from smtrain.config.schema import VALIDATION_CHANNEL, digest, text_channels
 from smtrain.errors import ConfigError, JobError
@@ -18,6 +18,7 @@ from smtrain.job.bundle import build_bundle
 from smtrain.job.environment import environment
 from smtrain.job.inputs import Resolved, Upload, resolve
 from smtrain.job.request import checkpoint_uri, create_training_job, image_of, output_uri
+from smtrain.place.protocol import JobPlace
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def stages_of(config: JobConfig, target: TargetName | None = None) -> list[Stage
         skipped.add("prepare")
     if config.model.init == "scratch":
         skipped.add("convert")
-    if not config.compute.compile_ahead or (target or config.target) == "local":
+    if not config.compute.compile_ahead or (target or config.target) != "aws":
         skipped.add("compile")
     if not config.evaluate.tasks:
         skipped.add("evaluate")
@@ -65,9 +66,11 @@ def stages_of(config: JobConfig, target: TargetName | None = None) -> list[Stage
 class Chain:
     """The stages of one config on one target."""
 
-    def __init__(self, config: JobConfig, target: Target, *, look: bool = True) -> None:
+    def __init__(self, config: JobConfig, target: JobPlace, *, look: bool = True) -> None:
         """`look=False` (dry run) asks the target nothing and takes every stage for its first attempt."""
         self.given, self.target, self.look = config, target, look
+        self.promised: dict[Stage, str] = {}
+        """Jobs that are on their way to do a stage, where a stage may be planned before they have ended."""
         self.resolved: Resolved = resolve(config, target)
         self.config = self.resolved.config
         if not (self.config.data.all_sources or self.config.data.prepared):
@@ -124,8 +127,8 @@ class Chain:
     def output(self, stage: Stage) -> str | None:
         """Where the stage's finished job left its result; None where it has not been done."""
         base = self.base_name(stage)
-        if not self.look:
-            return output_uri(self.config, base)
+        if not self.look or stage in self.promised:
+            return output_uri(self.config, self.promised.get(stage, base))
         done = next((job for job in self._attempts(base) if job.known_done), None)
         return output_uri(self.config, done.name) if done else None
 

@@ -36,7 +36,7 @@ def plan(
     source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
     rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,
     prices: str | Path | None = None, machine_file: str | Path | None = None, measured: float | None = None,
-    target: Literal["aws", "local"] = "aws",
+    target: Literal["aws", "local", "slurm"] = "aws",
     set_: Sequence[str] = (), **sections: Any,
 ) -> Plan:  # fmt: skip
     """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
@@ -56,7 +56,8 @@ def plan(
         measured: Tokens a second that a run of this very config reached, with its own mesh, on its own machines; or
             on those of one's own, where `machines` names these alone. All that is planned for the same chip is
             corrected by it.
-        target: Plan engine and mesh of a run on `aws` (the default), or of one that is `local`.
+        target: Plan engine and mesh of a run on `aws` (the default), of one that is `local`, or of one on a `slurm`
+            cluster, with the attempts that cluster.time cuts it into.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
 
@@ -230,6 +231,7 @@ def _plan(
         calibrated=calibrated,
         nearest=str(near.run) if near else None,
         hours=spent.train_hours if spent else None,
+        attempts=spent.attempts if spent and config.target == "slurm" else None,
         dollars=spent.total if spent else None,
         dollars_by_item=spent.items if spent else {},
         dollars_per_million_tokens=spent.total / billed if spent and spent.total is not None and billed else None,
@@ -263,9 +265,16 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
     }
     return cost(
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
-        stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices,
+        stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices, attempt_s=_attempt_s(config),
         together={"prepare": config.data.machines},
     )  # fmt: skip
+
+
+def _attempt_s(config: JobConfig) -> float | None:
+    """How long an attempt lasts before it is told to save; None where nothing goes on by itself after that."""
+    if config.target != "slurm":
+        return None
+    return (config.cluster.time or config.compute.max_run) - config.cluster.save_before
 
 
 def _dollars(found: Cost) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, expm1, inf, sqrt
+from math import ceil, exp, expm1, inf, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -115,23 +115,28 @@ class Cost:
     total: float | None
     train_hours: float
     """Billed wall time of the train stage."""
+    attempts: int = 1
+    """Jobs that a cluster's time limit cuts it into."""
 
 
 def cost(
     work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
     stages: dict[str, float], cpu_types: dict[str, str], region: str | None, prices: Prices,
-    together: Mapping[str, int] | None = None,
+    together: Mapping[str, int] | None = None, attempt_s: float | None = None,
 ) -> Cost:  # fmt: skip
     """What a run costs. `stages` are the seconds of the other jobs: `compile` on one training instance, the rest on
-    a CPU instance, or on as many as `together` says; spot is not reckoned with for those."""
+    a CPU instance, or on as many as `together` says; spot is not reckoned with for those. `attempt_s`: so long one
+    attempt may train, where a cluster has a time limit."""
     a = prices.assumptions
     price = prices.find(machine.type, "spot" if spot else "on_demand", region)
     full = prices.find(machine.type, "on_demand", region)
     cpus = {stage: prices.find(kind, "on_demand", region) for stage, kind in cpu_types.items()}
-    hours = (steps * step_s * lost.stretch + a["startup_minutes"] * 60) / HOUR
+    train_s, start_s = steps * step_s * lost.stretch, a["startup_minutes"] * 60
+    attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
+    hours = (train_s + attempts * start_s) / HOUR
     used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, *cpus.values()) if p))
     if price is None:
-        return Cost({}, used, None, hours)
+        return Cost({}, used, None, hours, attempts)
     items = {"train": hours * machine.count * price.dollars_per_hour}
     if keep_alive_s:
         items["warm pool"] = keep_alive_s / HOUR * machine.count * price.dollars_per_hour
@@ -139,7 +144,7 @@ def cost(
         row = full if stage == "compile" else cpus.get(stage)
         if row is not None:
             items[stage] = seconds / HOUR * row.dollars_per_hour * (together or {}).get(stage, 1)
-    return Cost(items, used, sum(items.values()), hours)
+    return Cost(items, used, sum(items.values()), hours, attempts)
 
 
 def stage_seconds(

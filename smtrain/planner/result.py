@@ -48,6 +48,8 @@ class Plan:
     """The published run most like this one."""
     hours: float | None
     """Billed wall time of the train stage, interruptions and saving included."""
+    attempts: int | None
+    """Jobs that a cluster's time limit cuts the train stage into; None for another target."""
     dollars: float | None
     dollars_by_item: dict[str, float]
     dollars_per_million_tokens: float | None

@@ -30,7 +30,8 @@ def summary(plan: Plan) -> str:
         parts = ", ".join(f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total")
         lines.append(f"step        {t['total']:.3g} s: {parts}")
     if plan.fits and plan.hours is not None:
-        lines.append(f"time        {spell(plan.hours * 3600)} billed for training")
+        cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
+        lines.append(f"time        {spell(plan.hours * 3600)} billed for training{cut}")
     if plan.fits and plan.dollars is not None:
         items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
         lines.append(f"cost        ${plan.dollars:,.2f} ({items})")

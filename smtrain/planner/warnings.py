@@ -26,11 +26,13 @@ def run_warnings(
             f"compute.max_run: {spell(limit)} ends before the first checkpoint at {spell(first)} "
             f"(train.save_interval {config.train.save_interval}): nothing would be kept"
         )
-    elif wall > limit:
+    elif wall > limit and config.target != "slurm":
         out.append(
             f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would stop and have to be "
             "started again"
         )
+    if spent.attempts > 1 and wall > 2 * config.train.steps * step_s * lost.stretch:
+        out.append("cluster.time: more than half of every attempt goes into starting it; take a longer one")
     if (told := slow_stop(step_s, lost.save_s)) is not None:
         out.append(told)
     if config.compute.spot and not isfinite(lost.stretch):

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from smtrain.aws.target import TargetName, target_of
+from smtrain.aws.target import TargetName
 from smtrain.config import JobConfig, Stage
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.stages import Chain, stages_of
+from smtrain.place.choose import target_of
+from smtrain.place.protocol import JobPlace
 from smtrain.planner.resolve import load_config
 from smtrain.preflight import (
+    cluster,
     cost,
     dataset,
     disk,
@@ -100,6 +103,8 @@ def check(
         place = target_of(config, target)
     except ConfigError as error:
         return Report(_of_config(error))
+    if place.queues:
+        return _of_cluster(config, place, [stage] if stage else stages_of(config, place.name))
     return _all(config, place.name, [stage] if stage else stages_of(config, place.name))
 
 
@@ -125,6 +130,14 @@ def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage]) -> Repo
         config = config.model_copy(update={section: getattr(config, section).model_copy(update={field: stand_in})})
         without |= set(skipped)
     return Report((*told, *(finding for finding in rest if not told or finding.check != "config")))
+
+
+def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> Report:
+    try:
+        chain = Chain(config, place, look=False)
+    except ConfigError as error:
+        return Report(_of_config(error))
+    return Report((Finding("config", "ok", "the config is whole"), *cluster.look(chain, stages)))
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:
@@ -182,7 +195,9 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     Here that is whether this machine holds the processes. Raises `JobError` with every fault. The price is not looked
     at: the command line has asked about it.
     """
-    if chain.target.name == "aws":
+    if chain.target.queues:
+        report = Report(tuple(cluster.look(chain, stages)))
+    elif chain.target.name == "aws":
         report = look(chain, stages, without=["price"])
     else:
         report = Report(tuple(here.machine(Context(chain, stages))))

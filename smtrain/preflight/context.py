@@ -13,6 +13,7 @@ from smtrain.aws.calls import spell
 from smtrain.config import JobConfig, Stage
 from smtrain.errors import ConfigError
 from smtrain.job.stages import Chain
+from smtrain.place.choose import sagemaker
 from smtrain.preflight.findings import Finding
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Context:
         from smtrain.planner.api import plan
 
         try:
-            return plan(self.chain.given, target=self.chain.target.name)
+            return plan(self.chain.given, target="aws" if self.on_aws else "local")
         except ConfigError as error:
             return error
 
@@ -82,7 +83,7 @@ class Context:
         """A client of the target; checks run side by side, and making clients is not safe to do so."""
         with self._lock:
             if service not in self._clients:
-                self._clients[service] = self.chain.target.client(service)
+                self._clients[service] = sagemaker(self.chain.target).client(service)
             return self._clients[service]
 
     def ask(self, service: str, operation: str, *, absent: Sequence[str] = (), **arguments: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from smtrain.errors import JobError
 from smtrain.handle.checkpoints import saved_steps
 from smtrain.job.ownership import look
 from smtrain.job.request import checkpoint_uri
+from smtrain.place.choose import sagemaker
 from smtrain.preflight.context import Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -63,7 +64,7 @@ def _taken(context: Context) -> Finding | None:
 
     chain = context.chain
     try:
-        look(chain.target, context.config, chain.base_name("train"))
+        look(sagemaker(chain.target), context.config, chain.base_name("train"))
     except OwnerError as error:
         text, _, remedy = str(error).partition("; ")
         return Finding("resume", "fault", text, remedy)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.aws.target import TargetName, target_of
+from smtrain.aws.target import TargetName
 from smtrain.config import JobConfig, Stage
 from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.contract.log_lines import Line
 from smtrain.edge import public, public_class
-from smtrain.errors import JobError
+from smtrain.errors import ConfigError, JobError
 from smtrain.follow.show import View, follow
 from smtrain.handle.job import Job
 from smtrain.handle.listing import jobs_of
@@ -23,9 +23,11 @@ from smtrain.handle.results import What
 from smtrain.interrupts import Interrupted, gently
 from smtrain.job import graphs
 from smtrain.job.stages import Chain, StagePlan, stages_of
+from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
 from smtrain.preflight.api import before
 from smtrain.reporting.publish import publish
+from smtrain.submission import queued
 from smtrain.submission.one_job import standing, submit
 from smtrain.submission.preview import Request
 from smtrain.text import Say
@@ -195,7 +197,7 @@ def launch(
 def run(
     source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
     set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None,
-    view: View | None = None, **sections: Any,
+    view: View | None = None, wait: bool = True, **sections: Any,
 ) -> Run:  # fmt: skip
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
@@ -212,6 +214,7 @@ def run(
         say: Called with each line.
         on_line: Called with each line of the log, in place of `say`.
         view: How to follow: which lines, a panel or not.
+        wait: False: return once all stages are queued, which a Slurm cluster alone can do; they go on by themselves.
         **sections: The config's sections as mappings, merged into what `source` says.
 
     Returns:
@@ -234,6 +237,11 @@ def run(
     stages = stages_of(config, chain.target.name)
     if check:
         before(chain, [stage for stage in stages if not chain.known(stage)], say)
+    if chain.target.queues:
+        _queue(chain, stages, done, say, on_line, view or View(), again=again, wait=wait)
+        return done
+    if not wait:
+        raise ConfigError(["wait: only a Slurm cluster runs a chain by itself; leave it out for another target"])
     for number, stage in enumerate(stages, 1):
         plan = standing(chain, chain.plan(stage))
         started = time.monotonic()
@@ -255,7 +263,22 @@ def run(
     return done
 
 
+def _queue(
+    chain: Chain, stages: Sequence[Stage], done: Run, say: Say, on_line: Callable[[Line], None] | None, view: View, *,
+    again: bool, wait: bool,
+) -> None:  # fmt: skip
+    """Submit all stages at once, and follow them one after the other where somebody waits."""
+    for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
+        started, skipped = time.monotonic(), job.known_done
+        if wait and not skipped:
+            _follow(job, say, on_line, view)
+        where = chain.checkpoints if stage == "train" else job.output
+        done.results.append(StageResult(stage, job, time.monotonic() - started, where, skipped))
+
+
 def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
+    if chain.target.queues:
+        return queued.submit(chain, plan, say, again=again)[0]
     if plan.stage == "train" and not plan.running:
         graphs.announce(chain.target, chain.config, plan.request, say)
     return submit(chain, plan, say, again=again)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from smtrain.aws.target import TargetName, target_of
+from smtrain.aws.target import TargetName
 from smtrain.config import Stage
 from smtrain.config.load import Source
 from smtrain.edge import public
@@ -14,6 +14,7 @@ from smtrain.extras import install
 from smtrain.job.inputs import upload_all
 from smtrain.job.stages import Chain
 from smtrain.job.wheels import travelling
+from smtrain.place.choose import sagemaker, target_of
 from smtrain.planner.resolve import load_config
 from smtrain.sdk import build, installed
 
@@ -55,7 +56,7 @@ def estimator(
             [f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or `{install('sdk-v2')}` for v2"]
         )
     config = load_config(source, set_=set_, target=target, **sections)
-    place = target_of(config, target)
+    place = sagemaker(target_of(config, target))
     plan = Chain(config, place).plan(stage)
 
     def upload() -> None:

@@ -22,6 +22,7 @@ from smtrain.job.inputs import upload_all
 from smtrain.job.ownership import claim
 from smtrain.job.stages import Chain, StagePlan
 from smtrain.job.wheels import travelling
+from smtrain.place.choose import sagemaker
 from smtrain.sdk.lost_answer import answer_was_lost
 from smtrain.submission import pools
 from smtrain.submission.create import create
@@ -49,8 +50,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             f"`smtrain stop {other.name}`, or give this run another name"
         )
     if plan.stage == "train" and chain.config.compute.keep_alive:
-        pools.before(chain.target, plan.request, say, wait=chain.config.compute.pool_wait)
-    compute = chain.config.compute
+        pools.before(sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait)
+    target, compute = sagemaker(chain.target), chain.config.compute
     ways = [(chain, plan), *_fallbacks(chain, plan)]
     watched = bool(compute.capacity_wait or len(ways) > 1)
     uploaded: set[int] = set()
@@ -58,8 +59,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     while True:
         for number, (way, planned) in enumerate(ways):
             if number not in uploaded:
-                upload_all(chain.target, list(planned.uploads), say)
-                upload_all(chain.target, travelling(planned.request, chain.target, say), say)
+                upload_all(target, list(planned.uploads), say)
+                upload_all(target, travelling(planned.request, target, say), say)
                 uploaded.add(number)
             patience = patience or waiting(compute.capacity_wait, chain.target.name)
             job = _Attempt(way, planned, say, again).create()
@@ -110,7 +111,7 @@ class _Attempt:
 
     def __init__(self, chain: Chain, plan: StagePlan, say: Say, again: bool) -> None:
         self.chain, self.plan, self.say, self.again = chain, plan, say, again
-        self.target, self.request = chain.target, plan.request
+        self.target, self.request = sagemaker(chain.target), plan.request
         self.patience = waiting(chain.config.compute.quota_wait, chain.target.name)
         self.fence: Fence | None = None
 

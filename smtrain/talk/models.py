@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.aws.target import Target, TargetName
+from smtrain.aws.target import TargetName
 from smtrain.errors import CheckpointError, JobError
 from smtrain.generation.room import WEIGHTS, Need, described_in, need_of, weights_in
 from smtrain.home import home
+from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
 ADAPTER = "adapter_config.json"
@@ -30,7 +31,7 @@ class FoundModel:
     is_adapter: bool
     folder: Path
     """Where it lies on this machine, or will."""
-    far: tuple[Target, str] | None = None
+    far: tuple[JobPlace, str] | None = None
     """Target and s3:// prefix of what is not here yet."""
     size: float = 0.0
     """Bytes to fetch."""
@@ -75,7 +76,7 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
 
         return _here(materialise(text), text)
     if text.startswith("s3://"):
-        from smtrain.aws.attach import place_of
+        from smtrain.place.choose import place_of
 
         return _in_s3(place_of(text, target)[1], text, text)
     if not text.strip():
@@ -119,9 +120,9 @@ def _json(file: Path) -> dict[str, Any]:
 def _of_name(name: str, target: TargetName | None) -> FoundModel:
     from botocore.exceptions import ClientError
 
-    from smtrain.aws.attach import place_of
     from smtrain.handle.job import Job
     from smtrain.handle.listing import jobs_of
+    from smtrain.place.choose import place_of
 
     job, place = place_of(name, target)
     where = "here" if place.name == "local" else "on AWS"
@@ -156,18 +157,17 @@ def _of_job(job: Any, name: str) -> FoundModel:
         raise JobError(f"{job.name} left no Hugging Face model; name the run, or its export job") from None
 
 
-def _in_s3(target: Target, uri: str, name: str) -> FoundModel:
-    from smtrain.aws.s3 import list_objects
+def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
     from smtrain.contract.uris import split_uri
 
     prefix = f"{uri.rstrip('/')}/"
-    bucket, key = split_uri(prefix)
-    sizes = {item["Key"][len(key) :]: item["Size"] for item in list_objects(target, prefix)}
+    _, key = split_uri(prefix)
+    sizes = {item["Key"][len(key) :]: item["Size"] for item in target.listing(prefix)}
     kind = next((file for file in ("config.json", ADAPTER) if file in sizes), None)
     if kind is None:
         what = "is empty" if not sizes else f"holds neither config.json nor {ADAPTER}"
         raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
-    body = target.s3.get_object(Bucket=bucket, Key=key + kind)["Body"].read()
+    body = target.read(prefix + kind)
     try:
         described = json.loads(body)
     except ValueError:

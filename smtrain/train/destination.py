@@ -38,7 +38,9 @@ class Destination:
         self._s3: Any = None
         self._fence: Fence | None = None
         self._closed = threading.Event()
-        if self._uri:
+        self._shared = self._uri.startswith("/")
+        """On a file system that every host sees what is whole has arrived."""
+        if self._uri and not self._shared:
             self._reach(container.job)
 
     def _reach(self, job: str) -> None:
@@ -74,7 +76,7 @@ class Destination:
         Where S3 cannot be seen the newest has not, and those before it have.
         """
         name = self.line.name(checkpoint)
-        if not self._in_job or name in self._there:
+        if not self._in_job or self._shared or name in self._there:
             return True
         older = checkpoint != self.line.checkpoints()[-1][1]
         if self._s3 is None:

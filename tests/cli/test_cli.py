@@ -50,6 +50,8 @@ SURFACE = {
             "--overwrite",
             "--plain",
             "--every",
+            "--wait",
+            "--detach",
         ),
     },
     "launch": {
@@ -111,6 +113,7 @@ SURFACE = {
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--tiny", "--set", "--again", "--overwrite", "--docker"},
     "config": {"schema", "show"},
+    "cluster": {"template"},
     "pool": {"list", "release"},
     "local": {"status", "stop"},
 }

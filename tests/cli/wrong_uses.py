@@ -13,6 +13,7 @@ import yaml
 from smtrain.cli import COMMANDS
 
 SUBCOMMANDS = {
+    "cluster": ("template",),
     "iam": ("policy",),
     "checkpoint": ("inspect", "diff", "verify"),
     "data": ("prepare", "merge", "split", "inspect", "report", "export", "import"),
@@ -25,6 +26,7 @@ SUBCOMMANDS = {
 TAKES = {
     "plan": ["run.yaml"],
     "check": ["run.yaml"],
+    "cluster template": ["run.yaml", "--set", "cluster.shared=/fsx/smtrain"],
     "iam policy": ["run.yaml"],
     "run": ["run.yaml", "--dry-run"],
     "launch": ["run.yaml", "--dry-run"],

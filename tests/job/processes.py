@@ -10,10 +10,11 @@ import smtrain
 def ranks(pids: list[int]) -> list[int]:
     """Of the processes of a job those that train: torchrun's children, which may be forks with its command line."""
     training = {pid for pid in pids if _read(pid, "cmdline").endswith(b"train.py\0")}
-    return sorted(pid for pid in training if _parent(pid) in training)
+    return sorted(pid for pid in training if parent(pid) in training)
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
+    """The process that started another; 0 where that is not known."""
     # The command in parentheses may hold anything; state and parent come after it.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else 0

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.aws.target import target_of
 from smtrain.facts import table
 from smtrain.job.stages import Chain, stages_of
+from smtrain.place.choose import target_of
 from smtrain.preflight.api import look
 
 TRIES = int(os.environ.get("SMTRAIN_DEFAULTS", "60"))

@@ -10,8 +10,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 import smtrain
-from smtrain.aws.target import Target, target_of
+from smtrain.aws.target import Target
 from smtrain.job.stages import Chain
+from smtrain.place.choose import target_of
 from smtrain.sdk import build
 from smtrain.submission.create import create
 from tests.sdk.wire import SDK, start

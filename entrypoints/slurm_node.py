@@ -1,0 +1,119 @@
+"""One node of a Slurm job: `python slurm_node.py STAGE`, started by srun once a node, becomes a host as on SageMaker.
+
+It makes the node's /opt/ml on the shared folder (links to inputs, checkpoints and results), runs the launcher in it,
+puts the time before every line, and hands SIGTERM on. Standard library only: it runs before anything is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SCHEME = "file://"
+
+
+def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interface: str | None) -> Path:
+    """The folder that is this node's /opt/ml; what an earlier attempt left in it goes."""
+    names = [f"algo-{number + 1}" for number in range(hosts)]
+    ml = job / "nodes" / names[rank]
+    shutil.rmtree(ml, ignore_errors=True)
+    for folder in ("input/config", "input/data", "output", "code"):
+        (ml / folder).mkdir(parents=True)
+    told: dict[str, Any] = {"current_host": names[rank], "hosts": names}
+    if interface:
+        told["network_interface_name"] = interface
+    (ml / "input/config/resourceconfig.json").write_text(json.dumps(told), "utf-8")
+    for channel in request["InputDataConfig"]:
+        source = Path(channel["DataSource"]["S3DataSource"]["S3Uri"].removeprefix(SCHEME))
+        place = ml / "input/data" / channel["ChannelName"]
+        if source.is_file():  # a channel is a folder
+            place.mkdir()
+            place = place / source.name
+        elif not source.exists():
+            raise SystemExit(
+                f"{source}: channel {channel['ChannelName']} is not there on {socket.gethostname()}; check that "
+                "cluster.shared is mounted on every node, and that nobody has removed it"
+            )
+        place.symlink_to(source)
+    links = {"model": job / "output/model", "output/data": job / "output/data"}
+    if checkpoints := request.get("CheckpointConfig"):
+        links["checkpoints"] = Path(checkpoints["S3Uri"].removeprefix(SCHEME))
+    for name, target in links.items():
+        target.mkdir(parents=True, exist_ok=True)
+        (ml / name).symlink_to(target.resolve())
+    return ml
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface by which this node reaches an address; None where that cannot be told."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                asked = struct.pack("256s", name.encode()[:15])
+                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, asked)[20:24]) == own:  # SIOCGIFADDR
+                    return name
+    return None
+
+
+def first_node() -> str:
+    """The address of node 0, on which the batch script and so srun runs."""
+    listed = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    return os.environ.get("SMTRAIN_MASTER_ADDR") or listed or socket.gethostname()
+
+
+def run(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
+    """Run the launcher with every line of it in the log, behind its time; gives its status, 128 + a signal.
+
+    A stage that was told to end and saved ends well: the file `told` says to the batch script that it is not done. The
+    file `failed` beside it says that this node was the first to fail, before anybody told it to end.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+
+    def stop(_number: int, _frame: object) -> None:
+        told.touch()
+        process.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    assert process.stdout
+    with open(log, "ab", buffering=0) as out:
+        for line in process.stdout:
+            stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            out.write(stamp.encode() + b" " + line.rstrip(b"\r\n") + b"\n")
+    status = process.wait()
+    if status and not told.exists():
+        told.with_name("failed").touch()
+    return status if status >= 0 else 128 - status
+
+
+def main() -> None:
+    job, stage = Path(os.environ["SMTRAIN_JOB_FOLDER"]), sys.argv[1]
+    rank, hosts = int(os.environ.get("SLURM_NODEID", "0")), int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    request = json.loads((job / "request.json").read_text("utf-8"))
+    first = first_node()
+    ml = make_host(job, request, rank, hosts, interface_to(first))
+    environment = {
+        **os.environ,
+        "SMTRAIN_ML_ROOT": str(ml),
+        "SMTRAIN_MASTER_ADDR": first,
+        "SMTRAIN_INSTALL": "install smtrain[train] in the nodes' Python (cluster.venv)",
+    }
+    command = [sys.executable, str(HERE / "launch.py"), stage]
+    sys.exit(run(command, job / f"logs/algo-{rank + 1}.log", environment, ml / "told"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""`smtrain cluster template CONFIG`: a Slurm cluster for a config, as AWS ParallelCluster's file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.text import say
+
+app = options.app()
+
+
+@app.callback()
+def cluster() -> None:
+    """Slurm clusters."""
+
+
+@app.command()
+def template(
+    config: options.Config,
+    region: Annotated[str, typer.Option(help="Region of the cluster.")] = "us-west-2",
+    head_subnet: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Public subnet of the head node.", show_default=False),
+    ] = None,
+    compute_subnet: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Private subnet of all nodes.", show_default=False),
+    ] = None,
+    key_name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="EC2 key pair for ssh.", show_default=False),
+    ] = None,
+    os: Annotated[str, typer.Option(help="Operating system.")] = "ubuntu2204",
+    ami: Annotated[Optional[str], typer.Option(help="Neuron image for it.", show_default=False)] = None,  # noqa: UP045
+    capacity_block: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ID", help="Capacity reservation of a capacity block.", show_default=False),
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Spot machines for the train stage.")] = False,
+    storage: Annotated[int, typer.Option(help="FSx for Lustre, in GiB.")] = 4800,
+    set_: options.Set = None,
+) -> None:
+    """Print the file; what it costs and the commands to run next go to stderr."""
+    import yaml
+
+    from smtrain.planner.resolve import load_config
+    from smtrain.slurm.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
+    from smtrain.slurm.parallelcluster import template as make
+
+    loaded = load_config(config, set_=set_ or (), target="slurm")
+    site = Site(
+        region, head_subnet or UNKNOWN_SUBNET, compute_subnet or UNKNOWN_SUBNET, key_name, os, ami,
+        capacity_block=capacity_block, spot=spot, storage_gib=storage,
+    )  # fmt: skip
+    say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip())
+    idle, busy = (f"${one:,.2f}" if one is not None else "an unknown price" for one in dollars_per_hour(loaded, site))
+    say(f"an hour costs {idle} while the cluster is idle, and {busy} more while the train stage runs (SageMaker's "
+        "prices for machines; storage by a guess)", error=True)  # fmt: skip
+    if UNKNOWN_SUBNET in (site.head_subnet, site.compute_subnet):
+        say(f"before you use it: give --head-subnet and --compute-subnet in place of {UNKNOWN_SUBNET} (`pcluster "
+            "configure` makes a VPC with both)", error=True)  # fmt: skip
+    if ami is None and "trn" in loaded.compute.instance_type:
+        say("without --ami the nodes have no Neuron driver: `pcluster build-image` makes an image", error=True)
+    training, cpus = queues(loaded)
+    if not loaded.cluster.partition:
+        say(f"its queues for your config: cluster.partition={training}, cluster.cpu_partition={cpus}", error=True)
+    say(f"next: pcluster create-cluster --cluster-name {loaded.name} --region {region} "
+        "--cluster-configuration FILE --dryrun true", error=True)  # fmt: skip

@@ -1,0 +1,48 @@
+"""Which place is meant: by a config and its target, or by the name of a job alone."""
+
+from __future__ import annotations
+
+import os
+from typing import get_args
+
+from smtrain.aws import attach
+from smtrain.aws.target import Target, TargetName
+from smtrain.config import JobConfig
+from smtrain.errors import ConfigError
+from smtrain.place.protocol import JobPlace
+from smtrain.slurm import known
+from smtrain.slurm.place import SlurmPlace
+
+
+def target_of(config: JobConfig, name: TargetName | None = None) -> JobPlace:
+    """The place that a call means: its own word, else the config's."""
+    name = name or config.target
+    return SlurmPlace(config.cluster) if name == "slurm" else Target(name, config.compute.region)
+
+
+def named(name: TargetName) -> JobPlace:
+    """The place of a name, for whoever has no config: of clusters the one used last."""
+    return SlurmPlace(known.cluster_of()) if name == "slurm" else Target(name)
+
+
+def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
+    """(job name, place) of a name or an ARN: as told, by $SMTRAIN_TARGET, where it was started from here, else AWS."""
+    word = name or os.environ.get("SMTRAIN_TARGET") or None
+    if word is not None and word not in get_args(TargetName):
+        raise ConfigError([f"SMTRAIN_TARGET is {word!r}; it must be {', '.join(get_args(TargetName)[:-1])} or slurm"])
+    if word == "slurm" or (word is None and known.knows(job)):
+        return job, SlurmPlace(known.cluster_of(job))
+    return attach.place_of(job, name)
+
+
+def sagemaker(place: JobPlace) -> Target:
+    """The place as one that the SageMaker API answers for. Raises `ConfigError` for a Slurm cluster."""
+    if not isinstance(place, Target):
+        raise ConfigError([f"target: {place.name} has no SageMaker API, which this is about; give `--target aws`"])
+    return place
+
+
+def cluster(place: JobPlace) -> SlurmPlace:
+    """The place as a Slurm cluster, which it is where it `queues`."""
+    assert isinstance(place, SlurmPlace)
+    return place

@@ -1,0 +1,120 @@
+"""A Slurm cluster before anything is submitted: what the head node tells within seconds. Changes nothing.
+
+What only a node can tell (its Python, devices, clock) would take a job in the queue; it is not asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from smtrain.config import Stage
+from smtrain.config.units import spell
+from smtrain.job.stages import Chain
+from smtrain.place.choose import cluster
+from smtrain.preflight.findings import Finding
+from smtrain.slurm.head import HeadError
+from smtrain.slurm.place import SlurmPlace
+
+_PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their state
+
+
+def look(chain: Chain, stages: Sequence[Stage]) -> Iterator[Finding]:
+    """Every check; those that a check before them makes useless are left out."""
+    place = cluster(chain.target)
+    try:
+        version = place.head.run("sinfo", "--version").decode().strip()
+    except HeadError as error:
+        yield Finding("head", "fault", str(error))
+        return
+    yield Finding("head", "ok", f"{place.head.name} has {version}")
+    yield from _shared(place)
+    yield from _partitions(chain, place, stages)
+    yield from _account(place)
+
+
+def _shared(place: SlurmPlace) -> Iterator[Finding]:
+    try:
+        told = place.head.sh(
+            'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; [ -w "$d" ] && echo yes || echo no; '
+            'df -Pk "$d" | tail -n 1',
+            place.shared,
+        )
+    except HeadError as error:
+        yield Finding("shared", "fault", str(error))
+        return
+    writable, _, row = told.decode().strip().partition("\n")
+    free = int(row.split()[3]) * 1024
+    if writable != "yes":
+        yield Finding(
+            "shared", "fault", f"{place.shared} may not be written by you on {place.head.name}",
+            "name another folder in cluster.shared, or ask for the right to write there",
+        )  # fmt: skip
+    else:
+        yield Finding("shared", "ok", f"{place.shared} may be written, {free / 1e9:.0f} GB are free")
+
+
+def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+    rows = [line.split("|") for line in place.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()]
+    names = {row[0] for row in rows}
+    default = place.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
+    section = place.section
+    asked: dict[str, int] = {}
+    for stage in stages:
+        on_cpus = stage not in ("compile", "train")
+        name = ((section.cpu_partition if on_cpus else None) or section.partition) or default
+        asked[name] = max(asked.get(name, 0), 1 if on_cpus else chain.config.compute.instance_count)
+    for name, nodes in asked.items():
+        if name not in names:
+            what = f"there is no partition {name!r}" if name else "there is no default partition"
+            yield Finding("partition", "fault", what, f"set cluster.partition to one of {', '.join(sorted(names))}")
+            continue
+        mine = [row for row in rows if row[0] == name]
+        yield from _one(chain, name, nodes, mine)
+
+
+def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> Iterator[Finding]:
+    """One partition, by sinfo's rows: a row for every state that nodes of it are in."""
+    wanted = -(-int(chain.config.cluster.time or chain.config.compute.max_run) // 60)
+    limit = minutes_of(rows[0][2])
+    there = sum(int(row[3]) for row in rows)
+    usable = sum(int(row[3]) for row in rows if not row[4].rstrip("*").startswith(("down", "drain", "fail", "maint")))
+    if rows[0][1] != "up":
+        yield Finding("partition", "fault", f"{name} is {rows[0][1]}", "take another, or ask the administrators")
+    elif nodes > there:
+        yield Finding("partition", "fault", f"{name} has {there} nodes, and the run takes {nodes}",
+                      "set compute.instance_count to at most that")  # fmt: skip
+    elif limit is not None and wanted > limit:
+        text = f"{name} allows {spell(limit * 60)}, and the run asks for {spell(wanted * 60)}"
+        remedy = f"set cluster.time to at most {limit}m: a train job requeues itself until it is done"
+        yield Finding("partition", "fault", text, remedy)
+    elif nodes > usable:
+        yield Finding("partition", "warning", f"{name} has {usable} of {there} nodes that are not down or drained, and "
+                      f"the run takes {nodes}: it waits until there are more")  # fmt: skip
+    else:
+        yield Finding("partition", "ok", f"{name} is up, {usable} nodes")
+
+
+def _account(place: SlurmPlace) -> Iterator[Finding]:
+    """What sbatch itself says to the account, qos, reservation and constraint: it tests and submits nothing."""
+    section = place.section
+    named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
+    options = [f"--{name}={value}" for name, value in named.items() if value]
+    try:
+        place.head.run("sbatch", "--test-only", "--time=1", *options, *section.sbatch, "--wrap", "true")
+    except HeadError as error:
+        yield Finding("sbatch", "fault", str(error), "correct the section cluster")
+    else:
+        yield Finding("sbatch", "ok", "sbatch takes these options")
+
+
+def minutes_of(limit: str) -> int | None:
+    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and what is not a time."""
+    days, _, rest = limit.rpartition("-")
+    try:
+        parts = [int(part) for part in rest.split(":")]
+        if len(parts) == 1:
+            return None
+        hours, minutes = (parts[0], parts[1]) if len(parts) == 3 else (0, parts[0])
+        return int(days or 0) * 1440 + hours * 60 + minutes
+    except ValueError:
+        return None

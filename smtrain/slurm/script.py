@@ -1,0 +1,164 @@
+"""A stage as one sbatch script: a pure function of its request and of the section `cluster`.
+
+It runs without smtrain on the head node: `sbatch FILE` does what a launch does once the code and the inputs lie on the
+shared folder. The batch shell does four things: it unpacks the code, starts one runner a node, hands a signal on, and
+writes down how it ended, since accounting may be off. Runs on bash 4 and on Slurm from 22.05 on.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.config.cluster import Cluster
+from smtrain.slurm.layout import HISTORY, REQUEST, STOP, path_of
+
+# Of these a next attempt goes on where the last one was left; any other stage would begin anew at each time limit.
+_GO_ON = ("prepare", "train")
+
+
+def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
+    """The script of a request whose URIs are paths on the shared folder (file://)."""
+    name, stage = request["TrainingJobName"], request["HyperParameters"]["stage"]
+    job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
+    channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
+    values = {
+        "job": job,
+        "stage": stage,
+        "bundle": f"{path_of(channels['code'])}bundle.tar.gz",
+        "restarts": str(cluster.restarts if stage in _GO_ON else 0),
+        "goes_on": "yes" if stage in _GO_ON else "",
+    }
+    given = {key: path_of(value) for key, value in request["Environment"].items()}
+    exports = {**given, "TRAINING_JOB_NAME": name, "SMTRAIN_JOB_FOLDER": job}
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {option}" for option in _options(request, cluster)),
+            f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {job} && sbatch THIS_FILE",
+            *(f"{key}={shlex.quote(value)}" for key, value in values.items()),
+            *(f"export {key}={shlex.quote(value)}" for key, value in sorted(exports.items())),
+            _BEGIN.format(request=REQUEST, history=HISTORY, stop=STOP, text=json.dumps(request, indent=1)),
+            *_environment(cluster),
+            _STEP.format(srun=" ".join(_srun(request, cluster))),
+            _END,
+        ]
+    )
+
+
+def minutes(request: Mapping[str, Any], cluster: Cluster) -> int:
+    """The time limit of one attempt, in whole minutes as Slurm counts them."""
+    return -(-int(cluster.time or request["StoppingCondition"]["MaxRuntimeInSeconds"]) // 60)
+
+
+def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
+    stage = request["HyperParameters"]["stage"]
+    on_cpus = stage not in ("compile", "train")
+    base = path_of(request["OutputDataConfig"]["S3OutputPath"])
+    named = {
+        "partition": (cluster.cpu_partition or cluster.partition) if on_cpus else cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "reservation": cluster.reservation,
+        "constraint": cluster.constraint,
+    }
+    return [
+        f"--job-name={request['TrainingJobName']}",
+        f"--nodes={request['ResourceConfig']['InstanceCount']}",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        f"--time={minutes(request, cluster)}",
+        f"--signal=B:USR1@{cluster.save_before}",
+        "--requeue",
+        "--open-mode=append",  # a requeued job goes on with its file
+        f"--output={base}/{request['TrainingJobName']}/slurm.out",
+        *(f"--{option}={value}" for option, value in named.items() if value),
+        *cluster.sbatch,
+    ]
+
+
+def _environment(cluster: Cluster) -> list[str]:
+    lines = [f"module load {shlex.quote(module)}" for module in cluster.modules]
+    if cluster.venv:
+        lines.append(f"source {shlex.quote(cluster.venv)}/bin/activate")
+    return [*lines, *cluster.setup]
+
+
+def _srun(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
+    options = [f"--nodes={request['ResourceConfig']['InstanceCount']}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    if cluster.hyperpod:
+        options.append("--auto-resume=1")
+    before: list[str] = []
+    shared = shlex.quote(cluster.shared or "/")
+    if cluster.container and cluster.container.endswith(".sif"):
+        before = ["apptainer", "exec", "--bind", shared, shlex.quote(cluster.container)]
+    elif cluster.container:
+        options += [f"--container-image={shlex.quote(cluster.container)}", f"--container-mounts={shared}:{shared}"]
+    return ["srun", *options, *cluster.srun, *before, "python3", '"$job/code/entrypoints/slurm_node.py"', '"$stage"']
+
+
+_BEGIN = """\
+note() {{ printf '{{"at": %s, "event": "%s", "id": "%s"%s}}\\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${{2:-}}" >>"$job/{history}"; }}
+mkdir -p "$job/logs" "$job/output/model" "$job/output/data"
+if [ ! -e "$job/{request}" ]; then cat >"$job/{request}" <<'END_OF_REQUEST'
+{text}
+END_OF_REQUEST
+fi
+if [ -e "$job/{stop}" ]; then note stopped; exit 3; fi
+note start ", \\"restart\\": ${{SLURM_RESTART_COUNT:-0}}, \\"nodes\\": \\"$SLURM_JOB_NODELIST\\""
+rm -rf "$job/code" && mkdir "$job/code" && tar -xzf "$bundle" -C "$job/code" || {{ note end ', "status": 1'; exit 1; }}
+ulimit -n 65535 2>/dev/null
+ulimit -l unlimited 2>/dev/null
+export SMTRAIN_MASTER_PORT=${{SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}}"""  # noqa: E501
+
+# USR1 comes from Slurm before the time limit, USR2 from `smtrain stop`, TERM where Slurm itself ends or
+# requeues the job. A shell runs a trap only once the command in front of it has ended, so srun stays behind and is
+# waited for. It is the tasks that are told: srun itself takes SIGTERM as an order to kill them (22.05, seen).
+_STEP = """\
+why=
+step=
+ask() {{ for _ in 1 2 3 4 5 6; do scancel --quiet --signal=TERM "$SLURM_JOB_ID" && break; sleep 5; done; }}
+told() {{ why=${{why:-$1}}; heard=yes; [ -z "$step" ] || ask & }}
+trap 'told limit' USR1
+trap 'told asked' USR2
+trap 'why=${{why:-slurm}}; heard=yes' TERM
+{srun} &
+step=$!
+[ -z "$why" ] || ask &
+while :; do
+  heard=
+  wait "$step"
+  status=$?
+  [ -n "$heard" ] || break
+done"""
+
+_END = r"""reached=$(sed -n -e 's/^[^ ]* step=\([0-9][0-9]*\) .*/\1/p' -e 's/^[^ ]* checkpoint of step \([0-9]*\) saved .*/\1/p' \
+  "$job/logs/algo-1.log" 2>/dev/null | tail -n 1)
+step_at() { grep "\"event\": \"again\".*\"why\": \"$1\"" "$job/history.jsonl" | tail -n 1 | sed 's/.*"step": "\([0-9]*\)".*/\1/'; }
+failures=$(grep -c '"event": "again".*"why": "failed"' "$job/history.jsonl")
+again() {
+  note again ", \"why\": \"$1\", \"status\": $status, \"step\": \"$reached\""
+  heard=
+  for _ in $(seq 60); do  # slurmctld may be away; where a node was lost, it requeues the job by itself
+    if scontrol requeue "$SLURM_JOB_ID"; then sleep 300 & wait $!; exit 0; fi
+    sleep 5 & wait $!
+    [ -z "$heard" ] || exit 0
+  done
+  note end ", \"status\": 1, \"why\": \"no requeue\""
+  exit 1
+}
+# Slurm tells all nodes to end when it cancels or requeues a job, and the others when the program has failed on one.
+if [ -e "$job/nodes/algo-1/told" ] && ! ls "$job"/nodes/*/failed >/dev/null 2>&1; then why=${why:-slurm}; fi
+if [ "$why" = asked ]; then note stopped ", \"status\": $status"; exit 3; fi
+if [ "$why" = slurm ]; then note left ", \"status\": $status"; exit 3; fi
+if [ "$why" = limit ] && [ "$stage" != train ] && [ -n "$goes_on" ]; then again limit; fi
+if [ "$why" = limit ] && [ "$stage" = train ] && [ -n "$reached" ] && [ "$reached" != "$(step_at limit)" ]; then again limit; fi
+if [ "$why" = limit ]; then note end ", \"status\": 1, \"why\": \"limit\""; exit 1; fi
+if [ "$status" -ne 0 ] && [ -n "$reached" ] && [ "$reached" != "$(step_at failed)" ] && [ "$failures" -lt "$restarts" ]; then
+  again failed
+fi
+note end ", \"status\": $status"
+exit "$status"
+"""  # noqa: E501

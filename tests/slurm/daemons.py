@@ -1,0 +1,157 @@
+"""A real Slurm of some nodes on this machine, without systemd or cgroups (Debian's slurmctld, slurmd, munge; root)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
+READY = 60.0
+
+
+def lacking() -> str | None:
+    """Why there can be no Slurm here; None where there can."""
+    absent = [program for program in PROGRAMS if shutil.which(program) is None]
+    if absent:
+        return f"no {', '.join(absent)} here (apt-get install slurmctld slurmd slurm-client munge)"
+    return None if os.geteuid() == 0 else "slurmd needs root"
+
+
+class Slurm:
+    """Its daemons as processes of ours, each ended by its id."""
+
+    def __init__(self, folder: Path, nodes: int = 2) -> None:
+        self.folder, self.nodes = folder, [f"node{number + 1}" for number in range(nodes)]
+        self.conf = folder / "slurm.conf"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        for name in ("state", "log", "munge"):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "munge").chmod(0o755)
+        key = self.folder / "munge/key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        self.conf.write_text(self._conf(), "utf-8")
+        files = [f"--{name}={self.folder}/munge/{file}" for name, file in _MUNGE.items()]
+        self._spawn("munged", ["munged", "--foreground", "--force", *files])
+        self._until((self.folder / "munge/socket").exists, "munged")
+        self.start_controller()
+        for node in self.nodes:
+            self.start_node(node)
+        self._until(self._idle, "slurmd")
+
+    def start_controller(self) -> None:
+        self._spawn("slurmctld", ["slurmctld", "-D"])
+
+    def start_node(self, node: str) -> None:
+        self._spawn(node, ["slurmd", "-D", "-N", node])
+
+    def kill(self, name: str) -> None:
+        """kill -9 of one daemon."""
+        self.processes[name].kill()
+        self.processes.pop(name).wait()
+
+    def wait_saved(self) -> None:
+        """Until slurmctld has written down what jobs do now; it does so some seconds later."""
+        before = time.time()
+        self._until(lambda: (self.folder / "state/job_state").stat().st_mtime > before, "slurmctld's state")
+
+    def stop(self) -> None:
+        with suppress(subprocess.SubprocessError):
+            self.run("scancel", "--full", "--user", "root")
+        for name in [*self.nodes, "slurmctld", "munged"]:
+            if process := self.processes.pop(name, None):
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SLURM_CONF": str(self.conf)}
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        done.check_returncode()
+        return done.stdout
+
+    def _spawn(self, name: str, command: Sequence[str]) -> None:
+        with open(self.folder / f"log/{name}.out", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _idle(self) -> bool:
+        try:
+            states = set(self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines())  # a row for each partition
+        except subprocess.CalledProcessError:
+            return False
+        return len(states) == len(self.nodes) and all(state.endswith(" idle") for state in states)
+
+    def _until(self, condition: object, what: str) -> None:
+        assert callable(condition)
+        deadline = time.monotonic() + READY
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what} did not come up; see {self.folder}/log")
+            time.sleep(0.1)
+
+    def _conf(self) -> str:
+        with ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(len(self.nodes) + 1)]
+            for one in sockets:
+                one.bind(("127.0.0.1", 0))
+            ports = [one.getsockname()[1] for one in sockets]
+        host = socket.gethostname().partition(".")[0]
+        lines = [
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 State=UNKNOWN"
+            for node, port in zip(self.nodes, ports[1:], strict=True)
+        ]
+        return _CONF.format(host=host, port=ports[0], folder=self.folder) + "\n".join(lines) + "\n" + _PARTITIONS
+
+
+_MUNGE = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+_PARTITIONS = """\
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=short Nodes=ALL MaxTime=60 State=UP
+PartitionName=closed Nodes=ALL State=DOWN
+"""
+# cred_expire shortens the two minutes that a requeued job waits; the scheduler looks often.
+_CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_min_interval=100000,bf_interval=2
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=5
+MinJobAge=300
+SlurmdParameters=config_overrides
+"""

@@ -1,0 +1,116 @@
+#!/bin/bash
+#SBATCH --job-name=llama-train-1a2b3c4d
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --time=240
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/fsx/smtrain/llama/jobs/llama-train-1a2b3c4d/slurm.out
+#SBATCH --partition=trn1
+#SBATCH --account=lab
+#SBATCH --qos=high
+#SBATCH --reservation=block
+#SBATCH --constraint=efa
+#SBATCH --mail-type=END
+# smtrain: stage train as job llama-train-1a2b3c4d. By hand: mkdir -p /fsx/smtrain/llama/jobs/llama-train-1a2b3c4d && sbatch THIS_FILE
+job=/fsx/smtrain/llama/jobs/llama-train-1a2b3c4d
+stage=train
+bundle=/fsx/smtrain/code/0123456789abcdef/bundle.tar.gz
+restarts=3
+goes_on=yes
+export FI_PROVIDER=efa
+export NOTE='it'"'"'s $HOME'
+export SMTRAIN_CHECKPOINTS=/fsx/smtrain/c/
+export SMTRAIN_JOB_FOLDER=/fsx/smtrain/llama/jobs/llama-train-1a2b3c4d
+export TRAINING_JOB_NAME=llama-train-1a2b3c4d
+note() { printf '{"at": %s, "event": "%s", "id": "%s"%s}\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${2:-}" >>"$job/history.jsonl"; }
+mkdir -p "$job/logs" "$job/output/model" "$job/output/data"
+if [ ! -e "$job/request.json" ]; then cat >"$job/request.json" <<'END_OF_REQUEST'
+{
+ "TrainingJobName": "llama-train-1a2b3c4d",
+ "HyperParameters": {
+  "stage": "train"
+ },
+ "InputDataConfig": [
+  {
+   "ChannelName": "code",
+   "DataSource": {
+    "S3DataSource": {
+     "S3DataType": "S3Prefix",
+     "S3Uri": "file:///fsx/smtrain/code/0123456789abcdef/"
+    }
+   }
+  }
+ ],
+ "OutputDataConfig": {
+  "S3OutputPath": "file:///fsx/smtrain/llama/jobs"
+ },
+ "ResourceConfig": {
+  "InstanceType": "ml.trn1.32xlarge",
+  "InstanceCount": 4
+ },
+ "StoppingCondition": {
+  "MaxRuntimeInSeconds": 86400
+ },
+ "Environment": {
+  "FI_PROVIDER": "efa",
+  "NOTE": "it's $HOME",
+  "SMTRAIN_CHECKPOINTS": "file:///fsx/smtrain/c/"
+ }
+}
+END_OF_REQUEST
+fi
+if [ -e "$job/stop" ]; then note stopped; exit 3; fi
+note start ", \"restart\": ${SLURM_RESTART_COUNT:-0}, \"nodes\": \"$SLURM_JOB_NODELIST\""
+rm -rf "$job/code" && mkdir "$job/code" && tar -xzf "$bundle" -C "$job/code" || { note end ', "status": 1'; exit 1; }
+ulimit -n 65535 2>/dev/null
+ulimit -l unlimited 2>/dev/null
+export SMTRAIN_MASTER_PORT=${SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}
+module load python/3.11
+source /fsx/venv/bin/activate
+export A=1
+why=
+step=
+ask() { for _ in 1 2 3 4 5 6; do scancel --quiet --signal=TERM "$SLURM_JOB_ID" && break; sleep 5; done; }
+told() { why=${why:-$1}; heard=yes; [ -z "$step" ] || ask & }
+trap 'told limit' USR1
+trap 'told asked' USR2
+trap 'why=${why:-slurm}; heard=yes' TERM
+srun --nodes=4 --ntasks-per-node=1 --kill-on-bad-exit=1 --auto-resume=1 --cpu-bind=none python3 "$job/code/entrypoints/slurm_node.py" "$stage" &
+step=$!
+[ -z "$why" ] || ask &
+while :; do
+  heard=
+  wait "$step"
+  status=$?
+  [ -n "$heard" ] || break
+done
+reached=$(sed -n -e 's/^[^ ]* step=\([0-9][0-9]*\) .*/\1/p' -e 's/^[^ ]* checkpoint of step \([0-9]*\) saved .*/\1/p' \
+  "$job/logs/algo-1.log" 2>/dev/null | tail -n 1)
+step_at() { grep "\"event\": \"again\".*\"why\": \"$1\"" "$job/history.jsonl" | tail -n 1 | sed 's/.*"step": "\([0-9]*\)".*/\1/'; }
+failures=$(grep -c '"event": "again".*"why": "failed"' "$job/history.jsonl")
+again() {
+  note again ", \"why\": \"$1\", \"status\": $status, \"step\": \"$reached\""
+  heard=
+  for _ in $(seq 60); do  # slurmctld may be away; where a node was lost, it requeues the job by itself
+    if scontrol requeue "$SLURM_JOB_ID"; then sleep 300 & wait $!; exit 0; fi
+    sleep 5 & wait $!
+    [ -z "$heard" ] || exit 0
+  done
+  note end ", \"status\": 1, \"why\": \"no requeue\""
+  exit 1
+}
+# Slurm tells all nodes to end when it cancels or requeues a job, and the others when the program has failed on one.
+if [ -e "$job/nodes/algo-1/told" ] && ! ls "$job"/nodes/*/failed >/dev/null 2>&1; then why=${why:-slurm}; fi
+if [ "$why" = asked ]; then note stopped ", \"status\": $status"; exit 3; fi
+if [ "$why" = slurm ]; then note left ", \"status\": $status"; exit 3; fi
+if [ "$why" = limit ] && [ "$stage" != train ] && [ -n "$goes_on" ]; then again limit; fi
+if [ "$why" = limit ] && [ "$stage" = train ] && [ -n "$reached" ] && [ "$reached" != "$(step_at limit)" ]; then again limit; fi
+if [ "$why" = limit ]; then note end ", \"status\": 1, \"why\": \"limit\""; exit 1; fi
+if [ "$status" -ne 0 ] && [ -n "$reached" ] && [ "$reached" != "$(step_at failed)" ] && [ "$failures" -lt "$restarts" ]; then
+  again failed
+fi
+note end ", \"status\": $status"
+exit "$status"
