@@ -103,7 +103,7 @@ def command(stage: str, ml: Path) -> list[str]:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
-    first = os.environ.get("SMTRAIN_MASTER_ADDR") or address(hosts[0])
+    first = address(hosts[0])
     return [
         sys.executable, *torchrun(first, (config.get("train") or {}).get("engine", "native")),
         f"--nnodes={len(hosts)}", f"--nproc_per_node={processes}", f"--node_rank={hosts.index(current)}",
@@ -162,7 +162,10 @@ def children(parent: int) -> list[int]:
 
 
 def address(host: str) -> str:
-    """The first host's name, or this machine where the sandbox could not give hosts names of their own."""
+    """The first host's name, or what stands for it: its address in $SMTRAIN_MASTER_ADDR where hosts have no such names,
+    this machine where the sandbox could not give them any."""
+    if there := os.environ.get("SMTRAIN_MASTER_ADDR"):
+        return there
     try:
         socket.gethostbyname(host)
     except OSError:

@@ -42,7 +42,7 @@ def cluster_faults(config: JobConfig) -> Iterator[Fault]:
             {"checkpoint.s3_uri"},
             "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out",
         )
-    for name in ("spot", "keep_alive", "training_plan", "infra_check"):
+    for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries"):
         if getattr(config.compute, name):
             yield {f"compute.{name}"}, f"compute.{name}: is SageMaker's, a Slurm cluster has none; leave it out"
     if config.network.isolation or config.network.subnets:

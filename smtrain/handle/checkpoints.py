@@ -8,6 +8,7 @@ from typing import Any
 
 from smtrain.contract.lineage import Lines
 from smtrain.contract.uris import split_uri
+from smtrain.place.protocol import JobPlace
 
 _RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine nxd
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.aws.target import TargetName
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_records
-from smtrain.contract.uris import split_uri
 from smtrain.edge import public_class
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
