@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from smtrain.config.secret import Secret
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_record
-from smtrain.contract.uris import split_uri
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.reading import pages
 from smtrain.home import home
+from smtrain.place.choose import sagemaker
 from smtrain.text import Say
 from smtrain.tracking.buffer import Buffered, TrackedStep
 from smtrain.tracking.open import open_trackers
@@ -109,9 +109,8 @@ def _config(job: Job, uri: str | None) -> dict[str, Any]:
     """The config file that the job was given."""
     if uri is None:
         return {}
-    bucket, key = split_uri(uri)
     try:
-        found = json.loads(job.target.s3.get_object(Bucket=bucket, Key=f"{key}config.json")["Body"].read())
+        found = json.loads(job.target.read(f"{uri}config.json"))
     except Exception:  # a tracker without parameters is better than none
         return {}
     return found if isinstance(found, dict) else {}
@@ -121,12 +120,12 @@ def read_secret(job: Job, named: Secret) -> str:
     """A secret by its name, with the caller's own rights. Raises `JobError` where it cannot be read."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    where = named.secret or named.ssm or ""
+    where, place = named.secret or named.ssm or "", sagemaker(job.target)
     try:
         if named.secret:
-            text = job.target.client("secretsmanager").get_secret_value(SecretId=where)["SecretString"]
+            text = place.client("secretsmanager").get_secret_value(SecretId=where)["SecretString"]
         else:
-            text = job.target.client("ssm").get_parameter(Name=where, WithDecryption=True)["Parameter"]["Value"]
+            text = place.client("ssm").get_parameter(Name=where, WithDecryption=True)["Parameter"]["Value"]
         return str(json.loads(text)[named.key] if named.key else text).strip()
     except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
         raise JobError(f"the secret {where} could not be read ({type(error).__name__})") from None

@@ -137,7 +137,8 @@ def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> 
         chain = Chain(config, place, look=False)
     except ConfigError as error:
         return Report(_of_config(error))
-    return Report((Finding("config", "ok", "the config is whole"), *cluster.look(chain, stages)))
+    found = cluster.look(chain, stages, probe="train" in stages)
+    return Report((Finding("config", "ok", "the config is whole"), *found))
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:

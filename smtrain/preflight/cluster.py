@@ -1,7 +1,4 @@
-"""A Slurm cluster before anything is submitted: what the head node tells within seconds. Changes nothing.
-
-What only a node can tell (its Python, devices, clock) would take a job in the queue; it is not asked here.
-"""
+"""A Slurm cluster before anything is submitted: what the head node tells within seconds. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +9,16 @@ from smtrain.config.units import spell
 from smtrain.job.stages import Chain
 from smtrain.place.choose import cluster
 from smtrain.preflight.findings import Finding
+from smtrain.preflight.nodes import asked_nodes
 from smtrain.slurm.head import HeadError
 from smtrain.slurm.place import SlurmPlace
 
+_LEAST_FREE = 1e9  # bytes: with less not even a log and a small checkpoint are safe
 _PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their state
 
 
-def look(chain: Chain, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """Every check; those that a check before them makes useless are left out."""
+def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Iterator[Finding]:
+    """Every check; those that a check before them makes useless are left out. `probe`: ask the nodes too."""
     place = cluster(chain.target)
     try:
         version = place.head.run("sinfo", "--version").decode().strip()
@@ -30,6 +29,8 @@ def look(chain: Chain, stages: Sequence[Stage]) -> Iterator[Finding]:
     yield from _shared(place)
     yield from _partitions(chain, place, stages)
     yield from _account(place)
+    if probe:
+        yield from asked_nodes(chain.config, place)
 
 
 def _shared(place: SlurmPlace) -> Iterator[Finding]:
@@ -48,6 +49,11 @@ def _shared(place: SlurmPlace) -> Iterator[Finding]:
         yield Finding(
             "shared", "fault", f"{place.shared} may not be written by you on {place.head.name}",
             "name another folder in cluster.shared, or ask for the right to write there",
+        )  # fmt: skip
+    elif free < _LEAST_FREE:
+        yield Finding(
+            "shared", "fault", f"{place.shared} has {free / 1e6:.0f} MB free",
+            "delete what is not needed, or name another folder",
         )  # fmt: skip
     else:
         yield Finding("shared", "ok", f"{place.shared} may be written, {free / 1e9:.0f} GB are free")

@@ -6,13 +6,13 @@ import json
 import tempfile
 from pathlib import Path
 
-from smtrain.aws.target import Target
 from smtrain.config.track import Track
 from smtrain.errors import JobError, first_line
 from smtrain.evaluation.report import main_rows
 from smtrain.follow.tracked import tracked_of
 from smtrain.handle.job import Job
 from smtrain.model.card import README
+from smtrain.place.protocol import JobPlace
 from smtrain.reporting.gather import RunAccount, gather
 from smtrain.reporting.page import config_text, page
 from smtrain.text import Say
@@ -20,7 +20,7 @@ from smtrain.tracking.mlflow import MlflowTracker
 from smtrain.tracking.open import EXPERIMENT
 
 
-def publish(name: str, target: Target, track: Track, say: Say) -> None:
+def publish(name: str, target: JobPlace, track: Track, say: Say) -> None:
     """Attach the results of a run. A tracker that does not take them is said, and changes nothing."""
     if not track.mlflow:
         return

@@ -15,6 +15,7 @@ from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.images import serving_image
 from smtrain.handle.listing import train_jobs
+from smtrain.place.choose import sagemaker
 from smtrain.serving import requests
 from smtrain.serving.fit import price_of, tensor_parallel
 from smtrain.serving.requests import EndpointSpec
@@ -85,7 +86,7 @@ def deploy(
     found = find(model, target)
     if found.far is None:
         raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
-    place, uri = found.far
+    place, uri = sagemaker(found.far[0]), found.far[1]
     spec = _spec(found, place, uri, name, instance_type, instance_count, role, image, max_length)
     _refuse_taken(place, spec.name)
     price = price_of(instance_type, place.region_name())

@@ -41,7 +41,7 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
             *(f"{key}={shlex.quote(value)}" for key, value in values.items()),
             *(f"export {key}={shlex.quote(value)}" for key, value in sorted(exports.items())),
             _BEGIN.format(request=REQUEST, history=HISTORY, stop=STOP, text=json.dumps(request, indent=1)),
-            *_environment(cluster),
+            *environment_lines(cluster),
             _STEP.format(srun=" ".join(_srun(request, cluster))),
             _END,
         ]
@@ -79,7 +79,9 @@ def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
     ]
 
 
-def _environment(cluster: Cluster) -> list[str]:
+def environment_lines(cluster: Cluster) -> list[str]:
+    """Lines of the shell that make a node's Python the one that the section names."""
+    """Lines of the shell that make a node's Python the one that the section names."""
     lines = [f"module load {shlex.quote(module)}" for module in cluster.modules]
     if cluster.venv:
         lines.append(f"source {shlex.quote(cluster.venv)}/bin/activate")

@@ -30,6 +30,7 @@ SURFACE = {
         "--measured",
         "--tokens",
         "--probe",
+        "--target",
         "--json",
     },
     "iam": {"policy"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,12 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         pytest.skip(reason)
     slurm = Slurm(tmp_path_factory.mktemp("slurm"))
     try:
-        slurm.start()
+        try:
+            slurm.start()
+        except AssertionError as error:
+            if os.environ.get("SMTRAIN_SLURM") == "required":
+                raise
+            pytest.skip(f"no Slurm can be started here: {error}")
         yield slurm
     finally:
         slurm.stop()

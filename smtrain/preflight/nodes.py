@@ -1,0 +1,131 @@
+"""What only the nodes of a cluster can tell: their Python, devices, shared folder and clock, asked by a job of seconds.
+
+The job is one that starts at once or not at all, so that a full cluster keeps no check waiting.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from smtrain.config import JobConfig
+from smtrain.facts import instance
+from smtrain.preflight.findings import Finding
+from smtrain.slurm.head import HeadError
+from smtrain.slurm.place import SlurmPlace
+from smtrain.slurm.script import environment_lines
+
+START_S = 20
+"""So long the nodes may take to start; those that the cloud has to make first take minutes."""
+CLOCKS_S = 5
+"""Clocks that differ by more make lines of several nodes come in the wrong order."""
+_NEEDS = ("torch", "transformers", "safetensors", "pydantic", "yaml")
+_PROBE = """
+lacks=$(python3 -c 'import importlib.util as u, sys
+print(*[n for n in sys.argv[1:] if u.find_spec(n) is None], sep=",")' "$@" 2>/dev/null) || lacks=python3
+version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+[ -w "$shared" ] && sees=yes || sees=no
+neuron=$(ls -d /dev/neuron[0-9]* 2>/dev/null | wc -l)
+gpu=$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)
+efa=$(ls /sys/class/infiniband 2>/dev/null | wc -l)
+printf '%s|%s|%s|%s|%s|%s|%s|%s\\n' "$SLURMD_NODENAME" "$(date +%s)" "$version" "$lacks" "$sees" "$neuron" "$gpu" "$efa"
+"""
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """What one node said of itself."""
+
+    name: str
+    clock: int
+    python: str
+    lacks: str
+    sees_shared: bool
+    neuron: int
+    gpus: int
+    efa: int
+
+
+def answers(text: str) -> list[NodeAnswer]:
+    """The rows of a probe; other lines, as a node's profile may print them, are left out."""
+    found = []
+    for line in text.splitlines():
+        row = line.split("|")
+        if len(row) == 8 and row[1].isdecimal() and all(part.isdecimal() for part in row[5:]):
+            numbers = [int(part) for part in row[5:]]
+            found.append(NodeAnswer(row[0], int(row[1]), row[2], row[3], row[4] == "yes", *numbers))
+    return found
+
+
+def asked_nodes(config: JobConfig, place: SlurmPlace) -> Iterator[Finding]:
+    """What the nodes of the train stage say; a warning where none is free now."""
+    section = place.section
+    if section.container:
+        yield Finding("nodes", "warning", "nodes were not asked: their stages run in cluster.container")
+        return
+    count = config.compute.instance_count
+    named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
+    options = [f"--{name}={value}" for name, value in named.items() if value]
+    script = "\n".join([f"shared={shlex.quote(_parent(place))}", *environment_lines(section), _PROBE])
+    try:
+        told = place.head.run(
+            "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
+            "--job-name=smtrain-check", *options, *section.srun, "bash", "-c", script, "bash", *_NEEDS,
+            seconds=START_S + 100,
+        ).decode(errors="replace")  # fmt: skip
+    except HeadError as error:
+        yield Finding(
+            "nodes", "warning", f"nodes were not asked, as {count} did not start within {START_S} s ({error})",
+            "nothing needs to be done; the run waits for them",
+        )  # fmt: skip
+        return
+    yield from judged(config, answers(told), count)
+
+
+def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
+    """What is wrong with nodes that have answered."""
+    row = instance(config.compute.instance_type)
+    kind = config.compute.instance_type
+    faults: list[tuple[str, list[str], str]] = [
+        ("do not see cluster.shared, or may not write it", [n.name for n in found if not n.sees_shared],
+         "mount it on every node under the same path, or name another folder"),
+        ("have no python3", [n.name for n in found if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
+        ("have no Neuron device", [n.name for n in found if "trn" in kind and not n.neuron],
+         f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
+    ]  # fmt: skip
+    lacking = sorted({name for n in found if n.lacks != "python3" for name in n.lacks.split(",") if name})
+    faults.append(
+        (f"lack {', '.join(lacking)}", [n.name for n in found if n.lacks and n.lacks != "python3"],
+         "install smtrain[train] in the nodes' Python, and name it in cluster.venv")
+    )  # fmt: skip
+    good = True
+    for text, names, remedy in faults:
+        if names:
+            good = False
+            yield Finding("nodes", "fault", f"{_listed(names)} {text}", remedy)
+    if row and row.get("efa") and count > 1 and (without := [n.name for n in found if not n.efa]):
+        good = False
+        yield Finding("nodes", "warning", f"{_listed(without)} have no EFA device", "turn EFA on, else it is slow")
+    clocks = [n.clock for n in found]
+    if clocks and max(clocks) - min(clocks) > CLOCKS_S:
+        good = False
+        yield Finding(
+            "nodes", "warning", f"the clocks of the nodes differ by {max(clocks) - min(clocks)} s",
+            "run chronyd or ntpd on them, else lines of several nodes come in the wrong order",
+        )  # fmt: skip
+    if good and found:
+        versions = ", ".join(sorted({n.python for n in found}))
+        yield Finding("nodes", "ok", f"{len(found)} nodes have Python {versions} with all that is needed")
+    elif not found:
+        yield Finding("nodes", "warning", "nodes were asked and said nothing", "look at `srun hostname` by hand")
+
+
+def _parent(place: SlurmPlace) -> str:
+    """The folder that must be there: the shared one may be made by the first run."""
+    told = place.head.sh('d="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; printf %s "$d"', place.shared)
+    return told.decode()
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,104 @@
+"""What `smtrain check` finds on a real cluster before anything is submitted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.config import JobConfig
+from smtrain.planner.resolve import load_config
+from smtrain.preflight.findings import Report
+from smtrain.preflight.nodes import NodeAnswer, answers, judged
+from tests.slurm.conftest import Bench
+
+Checked = Callable[..., Report]
+
+
+def config(raw: dict[str, Any], shared: str, kind: str = "ml.c5.xlarge", **cluster: Any) -> JobConfig:
+    section = {"shared": shared, "venv": sys.prefix, "time": "30m", **cluster}
+    compute = {"instance_type": kind, "instance_count": 2, "processes_per_instance": 2}
+    engine = "nxd" if "trn" in kind else "native"
+    return load_config(
+        {**raw, "target": "slurm", "cluster": section, "compute": compute, "train": {**raw["train"], "engine": engine}}
+    )
+
+
+@pytest.fixture
+def checked(bench: Bench, raw: dict[str, Any]) -> Checked:
+    return lambda stage=None, **cluster: smtrain.check(config(raw, str(bench.shared), **cluster), stage=stage)
+
+
+def faults(report: Report) -> str:
+    return "\n".join(report.sentences("fault"))
+
+
+def test_a_cluster_that_can_do_it_has_no_fault_and_its_nodes_were_asked(checked: Checked) -> None:
+    report = checked()
+    assert report.ok, faults(report)
+    told = {finding.check: finding for finding in report.findings}
+    assert told["nodes"].text.startswith("2 nodes have Python 3."), told["nodes"]
+    assert told["nodes"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fault"),
+    [
+        ({"partition": "closed"}, "closed is down"),
+        ({"partition": "nowhere"}, "there is no partition 'nowhere'"),
+        ({"partition": "short", "time": "2h"}, "short allows 1 h"),
+        ({"constraint": "efa"}, "failed"),
+    ],
+)
+def test_what_cannot_start_is_told(checked: Checked, cluster: dict[str, Any], fault: str) -> None:
+    report = checked(stage="prepare", **cluster)
+    assert not report.ok
+    assert fault in faults(report)
+
+
+def test_a_python_without_the_packages_is_told_by_its_nodes(checked: Checked, tmp_path: Path) -> None:
+    (tmp_path / "bare/bin").mkdir(parents=True)
+    (tmp_path / "bare/bin/activate").write_text(
+        'export PYTHONPATH= PYTHONNOUSERSITE=1\npython3() { command python3 -S -I "$@"; }\n'
+    )
+    report = checked(venv=str(tmp_path / "bare"))
+    assert "lack " in faults(report)
+    assert "torch" in faults(report)
+    assert "cluster.venv" in faults(report)
+
+
+def test_a_head_node_without_slurm_is_told(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "so it is no head node of Slurm" in faults(checked())
+
+
+def node(name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, efa: int = 8) -> NodeAnswer:
+    return NodeAnswer(name, clock, "3.11", lacks, True, neuron, 0, efa)
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "text"),
+    [
+        ([node(), node("n2")], "ok", "2 nodes have Python 3.11"),
+        ([node(), node("n2", neuron=0)], "fault", "n2 have no Neuron device"),
+        ([node(), node("n2", efa=0)], "warning", "n2 have no EFA device"),
+        ([node(), node("n2", clock=200)], "warning", "the clocks of the nodes differ by 100 s"),
+        ([node(lacks="python3"), node("n2")], "fault", "n1 have no python3"),
+        ([node(lacks="torch,yaml"), node("n2", lacks="torch")], "fault", "n1, n2 lack torch, yaml"),
+        ([], "warning", "nodes were asked and said nothing"),
+    ],
+)
+def test_nodes_are_judged_by_what_they_say(raw: dict[str, Any], found: list[NodeAnswer], level: str, text: str) -> None:
+    (finding,) = judged(config(raw, "/fsx/smtrain", "ml.trn1.32xlarge"), found, 2)
+    assert (finding.level, finding.text[: len(text)]) == (level, text)
+
+
+def test_what_a_profile_prints_is_no_answer() -> None:
+    text = "Welcome | to | n1\nn1|1700000000|3.11||yes|16|0|8\nn2|1700000001|3.9|torch,yaml|no|0|0|0\n"
+    first, second = answers(text)
+    assert (first.name, first.lacks, first.sees_shared, first.neuron, first.efa) == ("n1", "", True, 16, 8)
+    assert (second.lacks, second.sees_shared) == ("torch,yaml", False)
