@@ -87,7 +87,7 @@ def prepare(
                 stack.callback(desk.close)
             tally = _tally(files, how, journal, max_bad, report, say, desk, machines)
             if desk is not None and machines is not None:
-                desk.finish(machines.count - 1)
+                desk.finish(machines.count - 1, machines.leaves_within)
         tally.check(seq_len, asked.sources)
         manifest = DatasetManifest(
             vocab_size=facts.vocab_size,

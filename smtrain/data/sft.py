@@ -96,7 +96,7 @@ def prepare_sft(
                         machines.straggles_s,
                     )  # fmt: skip
                     _on_machines(desk, dealer, asked, tally, marker, max_bad, workers, say)
-                    desk.finish(machines.count - 1)
+                    desk.finish(machines.count - 1, machines.leaves_within)
         except BaseException:
             tally.close()
             raise

@@ -25,7 +25,7 @@ from smtrain.errors import DataError
 _HEAD = struct.Struct("<IQ")
 COMES_WITHIN = 900.0
 """Seconds that a machine tries to reach the first one, which may still list the text."""
-_LEAVES_WITHIN = 300.0
+LEAVES_WITHIN = 300.0
 
 
 class LostError(DataError):
@@ -196,12 +196,12 @@ class Desk:
                 return False
         return True
 
-    def finish(self, others: int) -> None:
-        """All is done: wait until so many other machines have come, at most some minutes, so that each hears of it."""
+    def finish(self, others: int, within: float) -> None:
+        """All is done: wait, at most so many seconds, until so many other machines have come, so that each hears it."""
         if self._dealer is not None:
             self._dealer.end()
         with self._open:
-            self._open.wait_for(lambda: self._came >= others, _LEAVES_WITHIN)
+            self._open.wait_for(lambda: self._came >= others, within)
 
     def close(self) -> None:
         """Tell all that it is the end, and let them go."""
@@ -213,7 +213,7 @@ class Desk:
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # or accept() would go on waiting
         self._server.close()
-        deadline = time.monotonic() + _LEAVES_WITHIN
+        deadline = time.monotonic() + LEAVES_WITHIN
         for line, thread in list(self._lines.values()):
             with suppress(OSError):  # whoever is in the middle of a share need not finish it
                 send(line, {"end": True})

@@ -12,7 +12,7 @@ from typing import Any
 
 from smtrain.data.cluster import wire
 from smtrain.data.cluster.dealer import STRAGGLES_S, Dealer
-from smtrain.data.cluster.line import COMES_WITHIN, Desk, DeskLine, EndedError
+from smtrain.data.cluster.line import COMES_WITHIN, LEAVES_WITHIN, Desk, DeskLine, EndedError
 from smtrain.data.cluster.shares import SHARE_BYTES, Share
 from smtrain.data.cluster.working import ShareWork, Table, do_shares
 from smtrain.data.encoder import MismatchError
@@ -30,6 +30,7 @@ class MeetingPoint:
     share_bytes: int | None = None
     straggles_s: float = STRAGGLES_S
     comes_within: float = COMES_WITHIN
+    leaves_within: float = LEAVES_WITHIN
 
     @property
     def size(self) -> int:

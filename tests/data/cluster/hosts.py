@@ -35,7 +35,7 @@ def on_machines(
     others: Callable[..., int] = assist, **settings: Any,
 ) -> DatasetManifest:  # fmt: skip
     """Prepare `sources` on `count` machines; each other than the first runs within `other`."""
-    machines = MeetingPoint(address or free_address(), count, share_bytes)
+    machines = MeetingPoint(address or free_address(), count, share_bytes, leaves_within=60)
     faults: list[BaseException] = []
 
     def help_() -> None:
