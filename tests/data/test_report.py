@@ -52,6 +52,9 @@ def test_what_a_model_will_be_tested_on_is_found_by_source(tmp_path: Path) -> No
     assert found.tested == (3, 2, 1)  # the two questions share their last words
     assert found.examples["overlaps with tests"][0].startswith("leak.jsonl: ")
     assert "Overlap with tests" in page(found)
+    (tmp_path / "none.jsonl").touch()
+    with pytest.raises(DataError, match="holds no document"):
+        report([tmp_path / "none.jsonl"])
     with pytest.raises(DataError, match="none of 1 texts has 13 words"):
         report([clean], against=[lines(tmp_path / "few.jsonl", ["few words"])])
 
