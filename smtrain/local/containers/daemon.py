@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import shutil
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,10 @@ def connect() -> Any:
     import docker
 
     try:
+        if address().startswith("unix://"):
+            # The SDK leaves a socket open that cannot connect.
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(address().removeprefix("unix://"))
         client = docker.from_env(timeout=ASK_SECONDS)
         client.ping()
     except Exception as error:
