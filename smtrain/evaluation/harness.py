@@ -113,6 +113,7 @@ class Tasks:
             raise ConfigError([missing("peft")])
 
         asked = self.asked
+        folder, adapter = folder.resolve(), adapter.resolve() if adapter else None  # from here, not from the data
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
         with _quiet(), _within(asked.data):
             from lm_eval import simple_evaluate
@@ -120,11 +121,11 @@ class Tasks:
 
             try:
                 model: Any = HFLM(
-                    pretrained=str(folder.resolve()),
+                    pretrained=str(folder),
                     device=device,
                     dtype="auto",
                     batch_size=asked.batch_size,
-                    peft=str(adapter.resolve()) if adapter else None,
+                    peft=str(adapter) if adapter else None,
                 )
             except (OSError, ValueError, KeyError) as error:
                 raise DataError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error

@@ -187,6 +187,14 @@ def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_p
         evaluate(model, None, Asked(("mmlu",), broken), quiet)
 
 
+def test_a_model_is_named_from_where_the_command_is_typed(
+    model: Path, own_task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    made = evaluate(Path(model.name), None, Asked(("reds",), own_task, limit=2), quiet)
+    assert made["cut_requests"]["after"] == 0
+
+
 def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Path, tmp_path: Path) -> None:
     short = tmp_path / "short"
     shutil.copytree(model, short)
