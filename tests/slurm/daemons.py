@@ -58,6 +58,11 @@ class Slurm:
         self.processes[name].kill()
         self.processes.pop(name).wait()
 
+    def end(self, name: str) -> None:
+        """Stop one daemon as its service would, so that it writes down what it knows."""
+        self.processes[name].terminate()
+        self.processes.pop(name).wait()
+
     def wait_saved(self) -> None:
         """Until slurmctld has written down what jobs do now; it does so some seconds later."""
         before = time.time()

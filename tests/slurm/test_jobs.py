@@ -166,8 +166,7 @@ def test_slurmctld_may_go_and_come_back(bench: Bench, daemons: Slurm) -> None:
     waits = f"while step == 9 and not told and not os.path.exists({str(go)!r}): time.sleep(0.1)"
     job = bench.start(bench.place(), counting(last=30, fault=waits))
     wait_for(lambda: "step=9 loss=1.0 of=30" in texts(job))
-    daemons.wait_saved()  # what slurmctld has not written yet it would not know
-    daemons.kill("slurmctld")
+    daemons.end("slurmctld")
     try:
         assert job.status == "InProgress"
         go.touch()
