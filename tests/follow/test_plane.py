@@ -88,7 +88,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) -> None:
-    job = calm.synthetic_job(hosts=3, lines=400, seconds=8.0)
+    job = calm.synthetic_job(hosts=3, lines=400, seconds=20.0)  # also a slow machine has read 40 lines by then
     with subprocess.Popen(
         command("logs", job.name, "-f", "--plain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -259,7 +259,7 @@ def test_the_log_as_it_is_by_tail_since_grep_and_host(calm: Plane) -> None:
 
 
 def test_summaries_in_place_of_lines(calm: Plane) -> None:
-    job = calm.synthetic_job(hosts=2, lines=100, seconds=3.0)
+    job = calm.synthetic_job(hosts=2, lines=100, seconds=10.0)  # also a slow machine looks at it while it runs
     done = subprocess.run(
         command("logs", job.name, "-f", "--no-lines", "--every", "1s"), capture_output=True, text=True, check=True
     )
