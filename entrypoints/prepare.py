@@ -45,12 +45,12 @@ def holdout(config: JobConfig, container: Container) -> HoldOut | None:
 
 def machines(container: Container) -> MeetingPoint | None:
     """Where the hosts of a job of several meet; None where this is the only one."""
+    if len(container.hosts) == 1:
+        return None
     from launch import MASTER_PORT, address
 
     from smtrain.data.cluster.together import MeetingPoint
 
-    if len(container.hosts) == 1:
-        return None
     port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
     megabytes = os.environ.get("SMTRAIN_SHARE_MB")
     return MeetingPoint(

@@ -29,7 +29,7 @@ def test_billable_seconds_by_instances_by_price(tmp_path: Path, monkeypatch: pyt
     assert cost.dollars == pytest.approx(8 * 24.73)
     assert (cost.final, cost.saved, cost.machines) == (True, None, "8 x ml.trn1.32xlarge")
     assert "$197.84 (1 h 00 min x 8 x ml.trn1.32xlarge; 24.73 $/h" in str(cost)
-    assert "2026-09-27, third-party table" in str(cost)
+    assert "2026-09-27, AWS price list" in str(cost)
     row = 'type="ml.trn1.32xlarge", option="on_demand", region="us-east-1", dollars_per_hour=10.0, date="d", source="s"'
     (tmp_path / "prices.toml").write_text(f"rows = [{{{row}}}]")
     assert cost_of(ended(3600, 3600), region="us-east-1", local=False).dollars == pytest.approx(80)

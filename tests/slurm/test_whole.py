@@ -46,7 +46,7 @@ class Site:
         self.cluster = {"shared": str(self.shared), "venv": sys.prefix, "restarts": 100}
         self.place = SlurmPlace(Cluster(**self.cluster))
         self.config = {
-            "name": "whole",
+            "name": "slurm-whole",
             "target": "slurm",
             "cluster": self.cluster,
             "model": {"path": str(inputs["model"]), "init": "scratch"},
@@ -60,7 +60,7 @@ class Site:
             "compute": {"instance_type": "ml.c5.xlarge", "instance_count": 2, "processes_per_instance": 2},
         }  # fmt: skip
 
-    def job(self, stage: str, run: str = "whole") -> Job:
+    def job(self, stage: str, run: str = "slurm-whole") -> Job:
         return next(job for job in list_jobs(self.place, name_contains=f"{run}-{stage}-"))
 
     def ended(self, job: Job) -> str:

@@ -60,6 +60,7 @@ class Terminal:
 
         def own_terminal() -> None:
             os.setsid()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what starts the tests in the background ignores it
             fcntl.ioctl(child, termios.TIOCSCTTY, 0)  # or Ctrl-C would reach nobody
 
         self.process = subprocess.Popen(
