@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.config.schema import GRAPHS_COMPLETE
+from smtrain.contract.uris import split_uri
 from smtrain.errors import SmtrainError
 
 
@@ -20,7 +21,7 @@ class GraphsInS3:
         import boto3
 
         self.uri = uri
-        self._bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        self._bucket, prefix = split_uri(uri)
         self._prefix = f"{prefix.rstrip('/')}/"
         self._client = boto3.client("s3")
 

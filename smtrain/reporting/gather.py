@@ -12,7 +12,6 @@ from smtrain.aws.attach import place_of
 from smtrain.aws.target import Target, TargetName
 from smtrain.config import STAGES
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_record, step_records
-from smtrain.contract.uris import split_uri
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.money import Spent, cost_of
@@ -143,7 +142,7 @@ def _told(target: Target, job: JobAccount) -> dict[str, Any]:
     """The config file that a job was given; empty where it is not there any more."""
     uri = _channel(job, "config")
     try:
-        content = json.loads(_read(target, f"{uri}config.json")) if uri else {}
+        content = json.loads(target.read(f"{uri}config.json")) if uri else {}
     except JobError:
         return {}
     return content if isinstance(content, dict) else {}
@@ -172,20 +171,9 @@ def _left(run: RunAccount, stage: str, file: str) -> Any:
     if job is None or job.status != "Completed":
         return None
     try:
-        return json.loads(_read(run.target, f"{Job(job.name, run.target).output}{file}"))
+        return json.loads(run.target.read(f"{Job(job.name, run.target).output}{file}"))
     except (JobError, ValueError):
         return None
-
-
-def _read(target: Target, uri: str) -> bytes:
-    from botocore.exceptions import ClientError
-
-    bucket, key = split_uri(uri)
-    try:
-        body: bytes = target.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-    except ClientError as error:
-        raise JobError(f"{uri} cannot be read ({error.response['Error'].get('Code')})") from None
-    return body
 
 
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
