@@ -1,27 +1,34 @@
 """The head node: commands that run on it, here or through the user's own ssh, and files of the shared folder.
 
-Everything is `sh` and what POSIX has beside it; nothing is installed there. ssh keeps one connection open for all calls
-(ControlMaster), with the user's agent, config and jump hosts.
+Everything is `sh` and what POSIX has beside it; nothing is installed there.
 """
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from smtrain.errors import JobError
-from smtrain.home import home
+from smtrain.slurm import ssh
 
 SECONDS = 60.0
 """After so long without an answer a command is given up; copies take as long as they take."""
-_LONGEST_SOCKET = 90  # characters: the kernel takes 107, and ssh adds some
+# A file whole or not at all: where a connection breaks, `cat` sees an end like any other.
+_WRITE = """
+mkdir -p "$(dirname "$1")" || exit 1
+cat >"$1.part.$$" && [ "$(wc -c <"$1.part.$$")" -eq "$2" ] && mv "$1.part.$$" "$1" || { rm -f "$1.part.$$"; exit 1; }
+"""
 
 
 class HeadError(JobError):
     """The head node cannot be reached, or a command on it failed."""
+
+
+class HeadLostError(HeadError):
+    """The connection broke, or cannot be made now; the same call may go well a little later."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +39,10 @@ class Head:
 
     def run(self, *command: str, feed: bytes | None = None, seconds: float | None = SECONDS) -> bytes:
         """What a command prints. Raises `HeadError` with its own words where it fails."""
-        argv = list(command) if self.host is None else ["ssh", *_options(), self.host, shlex.join(command)]
-        try:
-            done = subprocess.run(argv, input=feed if feed is not None else b"", capture_output=True, timeout=seconds)
-        except FileNotFoundError:
-            raise HeadError(self._absent(argv[0])) from None
-        except subprocess.TimeoutExpired:
-            raise HeadError(f"{self.name}: {command[0]} has not answered for {seconds:.0f} s; try again") from None
-        if done.returncode:
-            told = done.stderr.decode(errors="replace").strip() or f"it ended with status {done.returncode}"
-            raise HeadError(f"{self.name}: {command[0]} failed: {' '.join(told.split())}")
-        return done.stdout
+        with tempfile.TemporaryFile() as given:
+            given.write(feed or b"")
+            given.seek(0)
+            return self._call(command, given, subprocess.PIPE, seconds)
 
     def sh(self, script: str, *arguments: str, seconds: float | None = SECONDS) -> bytes:
         """What a shell script prints; its arguments are $1, $2..."""
@@ -54,31 +54,18 @@ class Head:
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file whole or not at all, with its folder."""
-        self.run(
-            "sh", "-c", 'mkdir -p "$(dirname "$1")" && cat >"$1.part.$$" && mv "$1.part.$$" "$1"', "sh", path,
-            feed=content, seconds=None,
-        )  # fmt: skip
+        self.run("sh", "-c", _WRITE, "sh", path, str(len(content)), feed=content, seconds=None)
 
     def copy(self, source: Path, path: str) -> None:
         """Copy a file of this machine, whole or not at all."""
-        script = 'mkdir -p "$(dirname "$1")" && cat >"$1.part.$$" && mv "$1.part.$$" "$1"'
-        command = ["sh", "-c", script, "sh", path]
-        argv = command if self.host is None else ["ssh", *_options(), self.host, shlex.join(command)]
         with source.open("rb") as content:
-            done = subprocess.run(argv, stdin=content, capture_output=True)
-        if done.returncode:
-            told = " ".join(done.stderr.decode(errors="replace").split())
-            raise HeadError(f"{self.name}: {path} could not be written: {told}")
+            size = str(source.stat().st_size)
+            self._call(("sh", "-c", _WRITE, "sh", path, size), content, subprocess.PIPE, None)
 
     def fetch(self, path: str, destination: Path) -> None:
-        """Copy a file of the shared folder to this machine."""
-        command = ["cat", path]
-        argv = command if self.host is None else ["ssh", *_options(), self.host, shlex.join(command)]
-        with destination.open("wb") as out:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE)
-        if done.returncode:
-            told = " ".join(done.stderr.decode(errors="replace").split())
-            raise HeadError(f"{self.name}: {path} could not be read: {told}")
+        """Copy a file of the shared folder to this machine, from behind what of it the destination holds."""
+        with destination.open("ab") as out:
+            self._call(("tail", "-c", f"+{out.tell() + 1}", path), subprocess.DEVNULL, out, None)
 
     def read(self, path: str, offset: int = 0) -> bytes | None:
         """A file from a byte on; None where there is none."""
@@ -94,6 +81,32 @@ class Head:
         rows = (row.decode(errors="surrogateescape").partition(" ") for row in found.split(b"\0") if row)
         return {name: int(size) for size, _, name in rows}
 
+    def _call(
+        self, words: tuple[str, ...], given: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
+    ) -> bytes:
+        argv = list(words) if self.host is None else ssh.command(self.host, list(words))
+        # What it complains of goes to a file: a connection that is kept open may hold a pipe open as well.
+        with tempfile.TemporaryFile() as complaint:
+            try:
+                done = subprocess.run(argv, stdin=given, stdout=out, stderr=complaint, timeout=seconds)
+            except FileNotFoundError:
+                raise HeadError(self._absent(argv[0])) from None
+            except subprocess.TimeoutExpired:
+                told = f"{self.name}: {words[0]} has not answered for {seconds:.0f} s; try again"
+                raise HeadLostError(told) from None
+            complaint.seek(0)
+            said = complaint.read().decode(errors="replace")
+        if done.returncode:
+            raise self._failed(words, done.returncode, said)
+        return done.stdout or b""
+
+    def _failed(self, words: tuple[str, ...], status: int, said: str) -> HeadError:
+        if self.host is not None and status == ssh.LOST:
+            text, lasting = ssh.meaning(self.host, said)
+            return HeadError(text) if lasting else HeadLostError(text)
+        told = " ".join(said.split()) or f"it ended with status {status}"
+        return HeadError(f"{self.name}: {words[0]} failed: {told}")
+
     def _absent(self, program: str) -> str:
         if self.host is not None and program == "ssh":
             return "there is no ssh on this machine; install it, or start smtrain on the head node without cluster.host"
@@ -101,18 +114,3 @@ class Head:
             f"{program} is not on this machine, so it is no head node of Slurm; set cluster.host to one that your ssh "
             "reaches, or start smtrain there"
         )
-
-
-def _options() -> list[str]:
-    """ssh's options: one connection for all calls, kept for a minute."""
-    folder = home() / "ssh"
-    if len(str(folder)) > _LONGEST_SOCKET - 42:  # %C has 40 characters
-        folder = Path(tempfile.gettempdir()) / f"smtrain-ssh-{_user()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/%C", "-o", "ControlPersist=60"]
-
-
-def _user() -> int:
-    import os
-
-    return os.getuid()

@@ -13,12 +13,14 @@ from typing import Any, Literal, TypeVar
 
 from smtrain.config.cluster import Cluster
 from smtrain.errors import ConfigError, JobError
-from smtrain.slurm.head import Head, HeadError
+from smtrain.slurm import copying
+from smtrain.slurm.head import Head, HeadError, HeadLostError
 from smtrain.slurm.known import remember
 from smtrain.slurm.layout import HISTORY, REQUEST, SCHEME, SCRIPT, STOP, path_of, uri_of
 from smtrain.slurm.logs import LogFiles
 from smtrain.slurm.script import sbatch_script
 from smtrain.slurm.state import QUEUE, QueueRow, description, events_of, queue_rows, state_of
+from smtrain.text import Say, say
 
 _Some = TypeVar("_Some")
 # The queue first: what has ended since then has written its end before it left.
@@ -37,13 +39,21 @@ done
 """
 # A folder is made by one of two who try at once; the other joins.
 _SUBMIT = f"""
-job=$1; request=$2; at=$3; shift 3
+job=$1; request=$2; at=$3; size=$4; shift 4
 mkdir -p "$(dirname "$job")" || exit 1
-mkdir "$job" 2>/dev/null || {{ [ -d "$job" ] && echo taken && exit 0; mkdir "$job"; exit 1; }}
-cat >"$job/{SCRIPT}" && printf '%s\\n' "$request" >"$job/{REQUEST}" \\
+if ! mkdir "$job" 2>/dev/null; then
+  [ -d "$job" ] || {{ mkdir "$job"; exit 1; }}
+  for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do  # the other may be about to queue it
+    [ -d "$job" ] && [ ! -s "$job/id" ] && ! grep -q '"start"' "$job/{HISTORY}" 2>/dev/null && sleep 1
+  done
+  [ -d "$job" ] && echo taken && exit 0
+  mkdir "$job" || exit 1  # it was refused
+fi
+cat >"$job/{SCRIPT}" && [ "$(wc -c <"$job/{SCRIPT}")" -eq "$size" ] && printf '%s\\n' "$request" >"$job/{REQUEST}" \\
   && printf '{{"at": %s, "event": "submitted"}}\\n' "$at" >"$job/{HISTORY}" \\
-  && id=$(sbatch --parsable "$@" "$job/{SCRIPT}") \\
-  && echo "${{id%%;*}}" >"$job/id" && echo "$id" || {{ rm -rf "$job"; exit 1; }}
+  && id=$(sbatch --parsable "$@" "$job/{SCRIPT}") || {{ rm -rf "$job"; exit 1; }}
+echo "${{id%%;*}}" >"$job/id"
+echo "$id"
 """
 _STOP = f"""
 job=$1
@@ -105,20 +115,11 @@ class SlurmPlace:
         return uri_of(str(Path(path).resolve())) if same else None
 
     # ---- submit
-    def put(self, uri: str, files: Sequence[tuple[str, Path | bytes]], say: Callable[[str], None]) -> None:
+    def put(self, uri: str, files: copying.Files, say: Say) -> None:
         """Copy files below a URI; those there with their size are left, as their folder is named by content."""
-        folder = path_of(uri).rstrip("/")
-        sizes = self.head.sizes(folder)
-        missing = [(name, body) for name, body in files if sizes.get(name) != _size(body)]
-        if missing and (total := sum(_size(body) for _, body in missing)) > 1 << 20:
-            say(f"copying {total / 1e6:.1f} MB to {folder}")
-        for name, body in missing:
-            if isinstance(body, bytes):
-                self.head.write(f"{folder}/{name}", body)
-            else:
-                self.head.copy(body, f"{folder}/{name}")
+        copying.send(self.head, self.shared, path_of(uri).rstrip("/"), files, say)
 
-    def submit(self, request: Mapping[str, Any], after: Sequence[str] = ()) -> str | None:
+    def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
         """Queue a request behind jobs of these Slurm IDs; gives its own ID, None where there is such a job already.
 
         Raises `JobError` with Slurm's own words where it is refused; nothing of it stays then.
@@ -126,9 +127,16 @@ class SlurmPlace:
         name = request["TrainingJobName"]
         options = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
         job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
-        command = ("sh", "-c", _SUBMIT, "sh", job, json.dumps(request), str(int(time.time())), *options)
+        script = sbatch_script(request, self.section).encode()
+        given = (job, json.dumps(request), str(int(time.time())), str(len(script)), *options)
+        told = b""
+
+        def attempt() -> None:
+            nonlocal told
+            told = self.head.run("sh", "-c", _SUBMIT, "sh", *given, feed=script)
+
         try:
-            told = self.head.run(*command, feed=sbatch_script(request, self.section).encode())
+            copying.outlasting(attempt, say)  # one whose answer was lost is found by the next
         except HeadError as error:
             raise JobError(f"{name} was not submitted: {error}") from None
         remember(self.section, name)
@@ -192,7 +200,7 @@ class SlurmPlace:
         return content
 
     def fetch(self, _bucket: str, key: str, path: Path) -> None:
-        self.head.fetch(key, path)
+        copying.fetch(self.head, key, path, lambda text: say(text, error=True))
 
     # ---- within
     @cached_property
@@ -246,7 +254,7 @@ def _patiently(look: Callable[[], _Some], patience: Any) -> _Some:
     while True:
         try:
             answer = look()
-        except HeadError as error:
+        except HeadLostError as error:
             if time.monotonic() + pause > deadline:
                 raise
             patience.trouble = str(error)
@@ -256,7 +264,3 @@ def _patiently(look: Callable[[], _Some], patience: Any) -> _Some:
             if patience:
                 patience.trouble = None
             return answer
-
-
-def _size(body: Path | bytes) -> int:
-    return len(body) if isinstance(body, bytes) else body.stat().st_size

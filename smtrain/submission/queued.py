@@ -49,7 +49,7 @@ def submit(
     for upload in plan.uploads:
         place.put(upload.uri, upload.files, say)
     name = plan.request["TrainingJobName"]
-    id_ = place.submit(plan.request, [after] if after else [])
+    id_ = place.submit(plan.request, [after] if after else [], say)
     if id_ is None:
         say(f"{name} was started meanwhile; joining it")
         id_ = place.queued_id(name)
