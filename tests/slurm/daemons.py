@@ -63,10 +63,21 @@ class Slurm:
         self.processes[name].terminate()
         self.processes.pop(name).wait()
 
-    def wait_saved(self) -> None:
-        """Until slurmctld has written down what jobs do now; it does so some seconds later."""
-        before = time.time()
-        self._until(lambda: (self.folder / "state/job_state").stat().st_mtime > before, "slurmctld's state")
+    def wait_saved(self, job: str) -> None:
+        """Until slurmctld has written down what jobs do now. It does so some seconds after something has changed, so
+        that a job is given a comment; the second time, as the first may have begun to be written before."""
+        state = self.folder / "state/job_state"
+        for turn in range(2):
+            before = state.stat().st_mtime_ns if state.exists() else 0
+
+            def saved(before: int = before, comment: str = f"{turn}-{time.time_ns()}") -> bool:
+                with suppress(subprocess.SubprocessError):  # a job that is being requeued takes none
+                    self.run("scontrol", "update", f"JobId={job}", f"Comment={comment}")
+                with suppress(OSError):  # between two names
+                    return state.stat().st_mtime_ns > before
+                return False
+
+            self._until(saved, "slurmctld's state")
 
     def stop(self) -> None:
         with suppress(subprocess.SubprocessError):

@@ -196,7 +196,7 @@ def is_step(pid: int) -> bool:
 
 
 def kill_controller(site: Site, job: Job, _: random.Random) -> bool:
-    site.slurm.wait_saved()
+    site.slurm.wait_saved(str(site.place.queued_id(job.name)))
     site.slurm.kill("slurmctld")
     site.slurm.start_controller()
     return True
