@@ -128,6 +128,11 @@ def test_losses_are_those_of_this_machine_bit_for_bit(site: Site, chain: dict[st
     assert metrics_of(job) == metrics_of(chain["train"])
 
 
+def queued(site: Site, job: Job) -> str:
+    """The ID of a job that has not ended."""
+    return str(wait_for(lambda: site.place.queued_id(job.name)))
+
+
 def reached(job: Job) -> int:
     return max((int(record["step"]) for record in job.records if "loss" in record), default=0)
 
@@ -153,12 +158,12 @@ def kill_rank(site: Site, job: Job, chance: random.Random) -> bool:
 
 def time_wall(site: Site, job: Job, _: random.Random) -> bool:
     """What Slurm sends before the time limit, at once."""
-    site.slurm.run("scancel", "--batch", "--signal=USR1", str(site.place.queued_id(job.name)))
+    site.slurm.run("scancel", "--batch", "--signal=USR1", queued(site, job))
     return True
 
 
 def requeue(site: Site, job: Job, _: random.Random) -> bool:
-    site.slurm.run("scontrol", "requeue", str(site.place.queued_id(job.name)))
+    site.slurm.run("scontrol", "requeue", queued(site, job))
     return True
 
 
@@ -196,7 +201,7 @@ def is_step(pid: int) -> bool:
 
 
 def kill_controller(site: Site, job: Job, _: random.Random) -> bool:
-    site.slurm.wait_saved(str(site.place.queued_id(job.name)))
+    site.slurm.wait_saved(queued(site, job))
     site.slurm.kill("slurmctld")
     site.slurm.start_controller()
     return True
