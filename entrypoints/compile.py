@@ -1,7 +1,8 @@
-"""Stage compile: the graphs of the training run -> the compile cache in S3, by neuron_parallel_compile on one host.
+"""Stage compile: the graphs of the training run -> the compile cache, by neuron_parallel_compile on one host.
 
 The tool runs the training entry with every process of the mesh, with the runtime answering zeros, and compiles what it
-saw. It writes to this host's disk: failures, which it would remember, never reach S3.
+saw. It writes to this host's disk: failures, which it would remember, never reach the cache: a prefix in S3, or on a
+Slurm cluster a folder that all nodes see.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from graphs_in_folder import GraphsInFolder
 from graphs_in_s3 import GraphsInS3
 
 from smtrain.config import JobConfig
@@ -34,7 +36,8 @@ def stage(config: JobConfig, container: Container) -> None:
             f"{PROGRAM} is not in this container; the image {images['repository']}:{images['default_tag']} has it "
             "(compute.image), or leave stage compile out"
         )
-    shared = GraphsInS3(os.environ["NEURON_COMPILE_CACHE_URL"])
+    uri = os.environ["NEURON_COMPILE_CACHE_URL"]
+    shared = GraphsInS3(uri) if uri.startswith("s3://") else GraphsInFolder(uri)
     folder = container.root / "graphs"
     folder.mkdir(exist_ok=True)
     shared.fetch(folder)

@@ -16,12 +16,14 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SCHEME = "file://"
+GRAPHS, GRAPHS_COMPLETE = "NEURON_COMPILE_CACHE_URL", "smtrain-complete.json"  # as config.schema has it
 
 
 def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interface: str | None) -> Path:
@@ -35,8 +37,11 @@ def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interfa
     if interface:
         told["network_interface_name"] = interface
     (ml / "input/config/resourceconfig.json").write_text(json.dumps(told), "utf-8")
+    copied = job / "inputs.json"  # what s3_inputs.py has copied
+    from_s3 = json.loads(copied.read_text("utf-8")) if copied.exists() else {}
     for channel in request["InputDataConfig"]:
-        source = Path(channel["DataSource"]["S3DataSource"]["S3Uri"].removeprefix(SCHEME))
+        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        source = Path(from_s3.get(uri) or uri.removeprefix(SCHEME))
         place = ml / "input/data" / channel["ChannelName"]
         if source.is_file():  # a channel is a folder
             place.mkdir()
@@ -75,6 +80,16 @@ def first_node() -> str:
     return os.environ.get("SMTRAIN_MASTER_ADDR") or listed or socket.gethostname()
 
 
+def own_graphs(shared: str) -> str:
+    """Where this node's processes find compiled graphs. A cache that stage compile has filled is copied to the node's
+    own disk, since the compiler's locks are slow on a file system that all nodes use; any other is used where it is."""
+    if not shared.startswith("/") or not Path(shared, GRAPHS_COMPLETE).exists():
+        return shared
+    own = Path(tempfile.mkdtemp(prefix="smtrain-graphs-"))
+    shutil.copytree(shared, own, dirs_exist_ok=True)
+    return str(own)
+
+
 def run(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
     """Run the launcher with every line of it in the log, behind its time; gives its status, 128 + a signal.
 
@@ -111,8 +126,16 @@ def main() -> None:
         "SMTRAIN_MASTER_ADDR": first,
         "SMTRAIN_INSTALL": "install smtrain[train] in the nodes' Python (cluster.venv)",
     }
+    graphs = os.environ.get(GRAPHS, "")
+    if stage == "train" and (own := own_graphs(graphs)) != graphs:
+        environment[GRAPHS] = own
     command = [sys.executable, str(HERE / "launch.py"), stage]
-    sys.exit(run(command, job / f"logs/algo-{rank + 1}.log", environment, ml / "told"))
+    try:
+        status = run(command, job / f"logs/algo-{rank + 1}.log", environment, ml / "told")
+    finally:
+        if environment.get(GRAPHS, "") != graphs:
+            shutil.rmtree(environment[GRAPHS], ignore_errors=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

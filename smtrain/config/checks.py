@@ -12,6 +12,7 @@ from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
 from smtrain.config.checks_validation import validation_faults, validation_path_faults
+from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
@@ -216,7 +217,7 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
         if config.model.path.startswith("hf://"):
             if not HUB.fullmatch(config.model.path):
                 yield {"model.path"}, f"model.path: {config.model.path} must look like hf://organization/model@revision"
-        elif not config.model.path.startswith(("s3://", "demo://")):
+        elif not config.model.path.startswith(("s3://", "demo://", *readable_schemes(config.target))):
             yield {"model.path"}, f"model.path: {config.model.path} is neither a folder, s3://, hf:// nor demo://"
         return
     folder = Path(config.model.path)

@@ -31,11 +31,11 @@ def cluster_faults(config: JobConfig) -> Iterator[Fault]:
     named = {"model.path": config.model.path, "data.prepared": config.data.prepared}
     places = [*named.items(), *(("data.path", source.path) for source in config.data.all_sources)]
     for key, uri in places:
-        if uri and uri.startswith(("s3://", "fsx://", "efs://")):
+        if uri and uri.startswith(("fsx://", "efs://")):
             yield (
                 {key},
-                f"{key}: {uri} is not a folder that nodes of a cluster see; copy it to cluster.shared "
-                "(`aws s3 sync`) and name it there",
+                f"{key}: {uri} is how SageMaker names a file system; give the path under which the nodes have mounted "
+                "it, such as /fsx/text",
             )
     if config.checkpoint.s3_uri:
         yield (

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.facts.engines import engine_of
 from smtrain.model.hf_folder import tokenizer_in
@@ -89,7 +90,8 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
     for source in config.data.all_sources:
         path = source.path
         key = "data.sources" if config.data.sources else "data.path"
-        if "://" in path and not path.startswith(("s3://", "hf://", "demo://", "fsx://", "efs://")):
+        known = ("s3://", "hf://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+        if "://" in path and not path.startswith(known):
             yield {key}, f"{key}: {path} is neither a path, s3://, hf://, fsx://, efs:// nor demo://"
         if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
             yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"
@@ -98,7 +100,7 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
 def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     """A prepared dataset of this machine that is none, and URIs of kinds that nobody reads."""
     prepared = config.data.prepared
-    if prepared is None or prepared.startswith(("s3://", "fsx://", "efs://")):
+    if prepared is None or prepared.startswith(("s3://", "fsx://", "efs://", *readable_schemes(config.target))):
         return
     if "://" in prepared:
         yield {"data.prepared"}, f"data.prepared: {prepared} is neither a folder nor an s3:// URI"

@@ -6,6 +6,7 @@ import glob
 from collections.abc import Iterator
 from pathlib import Path
 
+from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 
 Fault = tuple[set[str], str]
@@ -70,7 +71,8 @@ def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
     key = f"{_KEY}.path"
     if path is None:
         return
-    if "://" in path and not path.startswith(("s3://", "demo://", "fsx://", "efs://")):
+    known = ("s3://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+    if "://" in path and not path.startswith(known):
         yield {key}, f"{key}: {path} is neither a path, s3://, fsx://, efs:// nor demo://"
     if path.startswith("s3://") and ("*" in path or "?" in path):
         yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from smtrain.config.checks import combination_faults, model_faults, secret_faults
+from smtrain.config.elsewhere import place_on_cluster
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
 from smtrain.config.section import kinds, section_in
@@ -59,6 +60,7 @@ def draft(
     known = get_args(JobConfig.model_fields["target"].annotation)
     if target is not None and raw.get("target", target) in (*known, target):  # a wrong one stands, to be told
         raw["target"] = target
+    place_on_cluster(raw, _paths(raw))
     auto = raw.get("parallel") == "auto"
     config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
     return Draft(config, faults + more, removed, auto)
@@ -119,14 +121,18 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
+def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
+    """Sections, each with the key that holds a path."""
     places = [(raw.get(section), field) for section, field in _LOCAL_PATHS]
     data = raw.get("data")
     sources = data.get("sources") if isinstance(data, dict) else None
     places += [(source, "path") for source in sources] if isinstance(sources, list) else []
     train = raw.get("train")
-    places.append((train.get("validation") if isinstance(train, dict) else None, "path"))
-    for given, field in places:
+    return [*places, (train.get("validation") if isinstance(train, dict) else None, "path")]
+
+
+def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
+    for given, field in _paths(raw):
         value = given.get(field) if isinstance(given, dict) else None
         if isinstance(given, dict) and isinstance(value, str) and value and "://" not in value:
             given[field] = str((base / Path(value).expanduser()).absolute())

@@ -185,7 +185,7 @@ def _materialised(path: str) -> Path | str:
 
         found: Path = materialise(path)
         return found
-    return path if path.startswith(("s3://", "hf://")) else Path(path)
+    return path if path.startswith(("s3://", "hf://", "file://")) else Path(path)
 
 
 def _described(folder: Path) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def stages_of(config: JobConfig, target: TargetName | None = None) -> list[Stage
         skipped.add("prepare")
     if config.model.init == "scratch":
         skipped.add("convert")
-    if not config.compute.compile_ahead or (target or config.target) != "aws":
+    if not config.compute.compile_ahead or (target or config.target) == "local":
         skipped.add("compile")
     if not config.evaluate.tasks:
         skipped.add("evaluate")

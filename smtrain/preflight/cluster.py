@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from smtrain.config import Stage
+from smtrain.config import JobConfig, Stage
 from smtrain.config.units import spell
 from smtrain.job.stages import Chain
 from smtrain.place.choose import cluster
 from smtrain.preflight.findings import Finding
 from smtrain.preflight.nodes import asked_nodes
 from smtrain.slurm.head import HeadError
+from smtrain.slurm.layout import SCHEME, path_of
 from smtrain.slurm.place import SlurmPlace
 
 _LEAST_FREE = 1e9  # bytes: with less not even a log and a small checkpoint are safe
@@ -27,10 +28,11 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
         return
     yield Finding("head", "ok", f"{place.head.name} has {version}")
     yield from _shared(place)
+    yield from _inputs(chain, place)
     yield from _partitions(chain, place, stages)
     yield from _account(place)
     if probe:
-        yield from asked_nodes(chain.config, place)
+        yield from asked_nodes(chain.config, place, named_inputs(chain.config))
 
 
 def _shared(place: SlurmPlace) -> Iterator[Finding]:
@@ -57,6 +59,27 @@ def _shared(place: SlurmPlace) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("shared", "ok", f"{place.shared} may be written, {free / 1e9:.0f} GB are free")
+
+
+def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
+    """Whether what lies on the cluster is there."""
+    paths = named_inputs(chain.config)
+    if not paths:
+        return
+    told = place.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
+    here = "" if place.section.host is None else ", nor on this machine"
+    for path in told.splitlines():
+        yield Finding("inputs", "fault", f"{path} is not on {place.head.name}{here}", "correct the path in the config")
+    if not told:
+        yield Finding("inputs", "ok", f"{', '.join(paths)}: used where they lie")
+
+
+def named_inputs(config: JobConfig) -> list[str]:
+    """The paths that a resolved config reads where they lie."""
+    held_out = config.train.validation.path if config.train.validation else None
+    given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
+    given += [source.path for source in config.data.all_sources]
+    return list(dict.fromkeys(path_of(uri) for uri in given if uri and uri.startswith(SCHEME)))
 
 
 def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:

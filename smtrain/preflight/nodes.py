@@ -26,6 +26,7 @@ lacks=$(python3 -c 'import importlib.util as u, sys
 print(*[n for n in sys.argv[1:] if u.find_spec(n) is None], sep=",")' "$@" 2>/dev/null) || lacks=python3
 version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 [ -w "$shared" ] && sees=yes || sees=no
+for p in $inputs; do [ -r "$p" ] || sees=no; done
 neuron=$(ls -d /dev/neuron[0-9]* 2>/dev/null | wc -l)
 gpu=$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)
 efa=$(ls /sys/class/infiniband 2>/dev/null | wc -l)
@@ -58,8 +59,8 @@ def answers(text: str) -> list[NodeAnswer]:
     return found
 
 
-def asked_nodes(config: JobConfig, place: SlurmPlace) -> Iterator[Finding]:
-    """What the nodes of the train stage say; a warning where none is free now."""
+def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()) -> Iterator[Finding]:
+    """What the nodes of the train stage say; a warning where none is free now. `inputs`: paths that they must see."""
     section = place.section
     if section.container:
         yield Finding("nodes", "warning", "nodes were not asked: their stages run in cluster.container")
@@ -67,7 +68,8 @@ def asked_nodes(config: JobConfig, place: SlurmPlace) -> Iterator[Finding]:
     count = config.compute.instance_count
     named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
     options = [f"--{name}={value}" for name, value in named.items() if value]
-    script = "\n".join([f"shared={shlex.quote(_parent(place))}", *environment_lines(section), _PROBE])
+    known = [f"shared={shlex.quote(_parent(place))}", f"inputs={shlex.quote(' '.join(inputs))}"]
+    script = "\n".join([*known, *environment_lines(section), _PROBE])
     try:
         told = place.head.run(
             "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
@@ -88,7 +90,7 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
     row = instance(config.compute.instance_type)
     kind = config.compute.instance_type
     faults: list[tuple[str, list[str], str]] = [
-        ("do not see cluster.shared, or may not write it", [n.name for n in found if not n.sees_shared],
+        ("do not see cluster.shared or an input, or may not write there", [n.name for n in found if not n.sees_shared],
          "mount it on every node under the same path, or name another folder"),
         ("have no python3", [n.name for n in found if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
         ("have no Neuron device", [n.name for n in found if "trn" in kind and not n.neuron],

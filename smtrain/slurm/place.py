@@ -18,11 +18,13 @@ from smtrain.slurm.head import Head, HeadError, HeadLostError
 from smtrain.slurm.known import remember
 from smtrain.slurm.layout import HISTORY, REQUEST, SCHEME, SCRIPT, STOP, path_of, uri_of
 from smtrain.slurm.logs import LogFiles
+from smtrain.slurm.metrics import definitions, final_metrics
 from smtrain.slurm.script import sbatch_script
 from smtrain.slurm.state import QUEUE, QueueRow, description, events_of, queue_rows, state_of
 from smtrain.text import Say, say
 
 _Some = TypeVar("_Some")
+_LAST_LINES = 200  # of a job's log: the totals of a stage are among its last
 # The queue first: what has ended since then has written its end before it left.
 _ROW = """for f in nodes/*/output/failure; do [ -e "$f" ] && break; done
   if [ -e "$f" ]; then head -c 1024 "$f"; else tail -n 1 logs/algo-1.log 2>/dev/null | cut -d' ' -f2-; fi"""
@@ -152,6 +154,8 @@ class SlurmPlace:
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
         """As DescribeTrainingJob. Raises `JobError` where there is no such job."""
         for told in self._look(name, patience, one=name):
+            if told["TrainingJobStatus"] == "Completed" and (defined := definitions(told)):
+                told["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
             return told
         raise JobError(f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`")
 

@@ -42,6 +42,7 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
             *(f"export {key}={shlex.quote(value)}" for key, value in sorted(exports.items())),
             _BEGIN.format(request=REQUEST, history=HISTORY, stop=STOP, text=json.dumps(request, indent=1)),
             *environment_lines(cluster),
+            *_inputs_of_s3(request, cluster),
             _STEP.format(srun=" ".join(_srun(request, cluster))),
             _END,
         ]
@@ -81,24 +82,38 @@ def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
 
 def environment_lines(cluster: Cluster) -> list[str]:
     """Lines of the shell that make a node's Python the one that the section names."""
-    """Lines of the shell that make a node's Python the one that the section names."""
     lines = [f"module load {shlex.quote(module)}" for module in cluster.modules]
     if cluster.venv:
         lines.append(f"source {shlex.quote(cluster.venv)}/bin/activate")
     return [*lines, *cluster.setup]
 
 
+def _inputs_of_s3(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
+    """Lines that copy inputs in S3 to the shared folder, by one node, once."""
+    uris = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
+    if not any(uri.startswith("s3://") for uri in uris):
+        return []
+    copy = [*_on_nodes(1, cluster, "--ntasks=1"), "python3", '"$job/code/entrypoints/s3_inputs.py"', '"$job"']
+    line = " ".join([*copy, shlex.quote(str(cluster.shared))])
+    return [f"""{line} || {{ note end ', "status": 1'; exit 1; }}"""]
+
+
 def _srun(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
-    options = [f"--nodes={request['ResourceConfig']['InstanceCount']}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
-    if cluster.hyperpod:
-        options.append("--auto-resume=1")
+    resume = ["--auto-resume=1"] if cluster.hyperpod else []
+    srun = _on_nodes(request["ResourceConfig"]["InstanceCount"], cluster, *resume)
+    return [*srun, "python3", '"$job/code/entrypoints/slurm_node.py"', '"$stage"']
+
+
+def _on_nodes(nodes: int, cluster: Cluster, *more: str) -> list[str]:
+    """The beginning of a command that runs once on each of so many nodes, in the container where there is one."""
+    options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *more]
     before: list[str] = []
     shared = shlex.quote(cluster.shared or "/")
     if cluster.container and cluster.container.endswith(".sif"):
         before = ["apptainer", "exec", "--bind", shared, shlex.quote(cluster.container)]
     elif cluster.container:
         options += [f"--container-image={shlex.quote(cluster.container)}", f"--container-mounts={shared}:{shared}"]
-    return ["srun", *options, *cluster.srun, *before, "python3", '"$job/code/entrypoints/slurm_node.py"', '"$stage"']
+    return ["srun", *options, *cluster.srun, *before]
 
 
 _BEGIN = """\

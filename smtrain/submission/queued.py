@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from smtrain.config.schema import Stage
 from smtrain.errors import JobError
 from smtrain.handle.job import Job
+from smtrain.job import graphs
 from smtrain.job.stages import Chain, StagePlan
 from smtrain.place.choose import cluster
 from smtrain.text import Say
@@ -46,6 +47,8 @@ def submit(
             f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
             f"`smtrain stop {other.name}`, or give this run another name"
         )
+    if plan.stage == "train" and "compile" not in chain.promised:
+        graphs.announce(place, chain.config, plan.request, say)
     for upload in plan.uploads:
         place.put(upload.uri, upload.files, say)
     name = plan.request["TrainingJobName"]

@@ -63,9 +63,9 @@ class Bench:
         name = name or f"run-{stage}-{next(self._numbers):08x}"
         code = self.shared / "code" / name
         code.mkdir(parents=True)
-        runner = (ROOT / "entrypoints/slurm_node.py").read_bytes()
+        ours = {file: (ROOT / "entrypoints" / file).read_bytes() for file in ("slurm_node.py", "s3_inputs.py")}
         with tarfile.open(code / "bundle.tar.gz", "w:gz") as archive:
-            for file, content in (("slurm_node.py", runner), ("launch.py", program.encode())):
+            for file, content in {**ours, "launch.py": program.encode()}.items():
                 entry = tarfile.TarInfo(f"entrypoints/{file}")
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 import smtrain
 from smtrain.config import JobConfig
+from smtrain.job.stages import Chain
+from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
+from smtrain.preflight.cluster import look
 from smtrain.preflight.findings import Report
 from smtrain.preflight.nodes import NodeAnswer, answers, judged
 from tests.slurm.conftest import Bench
@@ -58,6 +62,17 @@ def test_what_cannot_start_is_told(checked: Checked, cluster: dict[str, Any], fa
     report = checked(stage="prepare", **cluster)
     assert not report.ok
     assert fault in faults(report)
+
+
+def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    (gone / "text").mkdir(parents=True)
+    (gone / "text/a.jsonl").write_text('{"text": "hello"}\n')
+    asked = config({**raw, "data": {"path": str(gone / "text")}}, str(bench.shared))
+    chain = Chain(asked, target_of(asked), look=False)
+    shutil.rmtree(gone)
+    found = [finding for finding in look(chain, ["prepare"]) if finding.check == "inputs"]
+    assert [finding.text for finding in found if finding.level == "fault"] == [f"{gone}/text is not on this machine"]
 
 
 def test_a_python_without_the_packages_is_told_by_its_nodes(checked: Checked, tmp_path: Path) -> None:

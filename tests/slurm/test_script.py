@@ -71,3 +71,16 @@ def test_containers_are_those_of_pyxis_or_apptainer() -> None:
     assert "--container-mounts=/fsx:/fsx python3 " in pyxis
     apptainer = sbatch_script(request(), Cluster(shared="/fsx", container="/fsx/torch.sif"))
     assert "--kill-on-bad-exit=1 apptainer exec --bind /fsx /fsx/torch.sif python3 " in apptainer
+
+
+def test_inputs_in_s3_are_copied_by_one_task_before_the_stage_starts() -> None:
+    source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/text"}
+    channel = {"ChannelName": "text", "DataSource": {"S3DataSource": source}}
+    asked = request("prepare")
+    asked["InputDataConfig"] = [*asked["InputDataConfig"], channel]
+    script = sbatch_script(asked, Cluster(shared="/fsx", container="/fsx/torch.sif"))
+    copy, stage = [line for line in script.splitlines() if line.startswith("srun ")]
+    assert copy.startswith("srun --nodes=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --ntasks=1 apptainer exec ")
+    assert 'python3 "$job/code/entrypoints/s3_inputs.py" "$job" /fsx || {' in copy
+    assert "slurm_node.py" in stage
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

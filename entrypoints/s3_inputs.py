@@ -1,0 +1,124 @@
+"""Inputs in S3, copied once to the folder that all nodes of a cluster see: `python s3_inputs.py JOB_FOLDER SHARED`.
+
+A prefix as it is now becomes `<shared>/s3/<hash>/data`, named after its objects, so that the next job finds it and
+other objects under the same prefix are another folder. `manifest.json` beside it lists the objects and is written when
+all are there; until then a next attempt copies what is lacking. `inputs.json` in the job's folder says what is where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+STREAMS = 8
+SAY_S = 10.0
+
+
+def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, str]]:
+    """(key, name, size, etag) of what a channel of this prefix holds, named as SageMaker names it."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    found = [item for page in pages for item in page.get("Contents", []) if not item["Key"].endswith("/")]
+    folder = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
+    if any(item["Key"].startswith(folder) for item in found):
+        found = [item for item in found if item["Key"].startswith(folder)]
+    else:
+        folder = prefix[: prefix.rfind("/") + 1]
+    return [(item["Key"], item["Key"][len(folder) :], item["Size"], item["ETag"].strip('"')) for item in found]
+
+
+def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
+    """The folder with a prefix's objects. Raises SystemExit with a sentence where there are none."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    objects = listed(client, bucket, prefix)
+    if not objects:
+        raise SystemExit(f"{uri}: there is no object under it; check the bucket and the prefix")
+    digest = hashlib.sha256(json.dumps([uri, objects]).encode()).hexdigest()[:16]
+    place = shared / "s3" / digest
+    data, manifest = place / "data", place / "manifest.json"
+    if manifest.exists():
+        say(f"{uri} is in {data} since an earlier job")
+        return data
+    for _, name, _, _ in objects:
+        if not (data / name).resolve().is_relative_to(data.resolve()):
+            raise SystemExit(f"{uri}: the key {name!r} points outside its folder")
+    lacking = [one for one in objects if not _there(data / one[1], one[2])]
+    total, done, told = sum(size for *_, size, _ in lacking), 0, time.monotonic()
+    say(f"copying {total / 1e6:.1f} MB of {uri} to {data}")
+    with ThreadPoolExecutor(STREAMS) as pool:
+        copies = {pool.submit(_copy, client, bucket, key, data / name): size for key, name, size, _ in lacking}
+        for copy in as_completed(copies):
+            copy.result()
+            done += copies[copy]
+            if time.monotonic() - told > SAY_S:
+                told = time.monotonic()
+                say(f"copied {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+    rows = [{"key": key, "size": size, "etag": etag} for key, _, size, etag in objects]
+    _write(manifest, json.dumps({"uri": uri, "objects": rows}, indent=1))
+    return data
+
+
+def _there(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
+
+
+def _copy(client: Any, bucket: str, key: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(path)
+    client.download_file(bucket, key, str(part))
+    part.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(path)
+    part.write_text(text, "utf-8")
+    part.replace(path)
+
+
+def _part(path: Path) -> Path:
+    """Of this process alone, as two jobs may copy the same."""
+    return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.part")
+
+
+def main() -> None:
+    job, shared = Path(sys.argv[1]), Path(sys.argv[2])
+    request = json.loads((job / "request.json").read_text("utf-8"))
+    uris = {channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]}
+
+    def say(text: str) -> None:
+        stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        with open(job / "logs/algo-1.log", "ab", buffering=0) as log:
+            log.write(f"{stamp} {text}\n".encode())
+
+    try:
+        try:
+            import boto3
+            from boto3.exceptions import Boto3Error
+            from botocore.exceptions import BotoCoreError, ClientError
+        except ImportError:
+            raise SystemExit(f"{sys.executable} has no boto3, which inputs in S3 need; install smtrain[train] in the "
+                             "nodes' Python (cluster.venv)") from None  # fmt: skip
+        try:
+            client = boto3.client("s3")
+            found = {uri: str(synced(client, uri, shared, say)) for uri in sorted(uris) if uri.startswith("s3://")}
+        except (Boto3Error, BotoCoreError, ClientError) as error:
+            raise SystemExit(f"inputs in S3 cannot be read ({error}); let the nodes' role list and read them") from None
+        except OSError as error:
+            raise SystemExit(f"inputs in S3 cannot be copied to {shared} ({error})") from None
+    except SystemExit as failure:
+        say(str(failure))
+        _write(job / "nodes/algo-1/output/failure", str(failure))
+        sys.exit(1)
+    _write(job / "inputs.json", json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Inputs where they lie: in S3, copied once; on the cluster, named from a laptop; on the shared folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smtrain.aws.local_plane import ensure_running
+from smtrain.aws.target import Target
+from smtrain.config import JobConfig
+from smtrain.errors import ConfigError
+from smtrain.handle.job import Job
+from smtrain.job.stages import Chain
+from smtrain.place.choose import target_of
+from smtrain.planner.resolve import load_config
+from smtrain.preflight.cluster import named_inputs
+from tests.slurm.conftest import Bench
+
+BUCKET = "smtrain-local"
+SHOWS = """
+import os, pathlib
+root = pathlib.Path(os.environ["SMTRAIN_ML_ROOT"], "input/data/text")
+for path in sorted(path for path in root.rglob("*") if path.is_file()):
+    print(path.relative_to(root).as_posix(), path.read_text(), flush=True)
+"""
+
+
+@pytest.fixture
+def bucket(bench: Bench, local_home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """The S3 of the control plane, which jobs of the cluster reach as well."""
+    monkeypatch.setenv("SMTRAIN_HOME", str(local_home))
+    for name, value in ensure_running().environment().items():
+        monkeypatch.setenv(name, value)
+    target = Target("local")
+    target.s3.create_bucket(Bucket=BUCKET)
+    return target
+
+
+def put(target: Target, prefix: str, **objects: str) -> str:
+    for name, text in objects.items():
+        target.s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{name.replace('__', '/')}", Body=text.encode())
+    return f"s3://{BUCKET}/{prefix}"
+
+
+def reading(bench: Bench, uri: str, hosts: int = 1) -> tuple[Job, dict[str, Any]]:
+    """A job with a channel `text` under this URI, and what became of it."""
+    request = bench.request(SHOWS, stage="prepare", hosts=hosts)
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri}
+    request["InputDataConfig"].append({"ChannelName": "text", "DataSource": {"S3DataSource": source}})
+    place = bench.place(venv=sys.prefix)
+    assert place.submit(request)
+    job = Job(request["TrainingJobName"], place)
+    return job, bench.ended(job)
+
+
+def said(job: Job) -> list[str]:
+    return [line.text for line in job.lines()]
+
+
+def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(bench: Bench, bucket: Target) -> None:
+    uri = put(bucket, "once", a="one", deeper__b="two")
+    job, told = reading(bench, uri, hosts=2)
+    assert told["TrainingJobStatus"] == "Completed", said(job)
+    assert [line for line in said(job) if not line.startswith("copying")] == ["a one", "deeper/b two"] * 2
+    (manifest,) = bench.shared.glob("s3/*/manifest.json")
+    rows = json.loads(manifest.read_text())
+    assert rows["uri"] == uri
+    assert [(row["key"], row["size"]) for row in rows["objects"]] == [("once/a", 3), ("once/deeper/b", 3)]
+    before = {path: path.stat().st_mtime_ns for path in bench.shared.glob("s3/**/*")}
+    again, _ = reading(bench, uri)
+    assert any("since an earlier job" in line for line in said(again))
+    assert {path: path.stat().st_mtime_ns for path in bench.shared.glob("s3/**/*")} == before
+    put(bucket, "once", a="new")
+    changed, _ = reading(bench, uri)
+    assert "a new" in said(changed)
+    assert len(list(bench.shared.glob("s3/*/manifest.json"))) == 2
+
+
+def test_what_is_not_in_s3_is_the_jobs_own_failure(bench: Bench, bucket: Target) -> None:
+    _, told = reading(bench, f"s3://{BUCKET}/nothing-here")
+    assert told["TrainingJobStatus"] == "Failed"
+    assert "there is no object under it" in told["FailureReason"]
+    _, told = reading(bench, "s3://no-such-bucket-of-ours/text")
+    assert "inputs in S3 cannot be read" in told["FailureReason"]
+
+
+def config(raw: dict[str, Any], shared: Path, **changes: Any) -> JobConfig:
+    cluster = {"shared": str(shared), **changes.pop("cluster", {})}
+    compute = {"instance_type": "ml.c5.xlarge", "instance_count": 2, "processes_per_instance": 2}
+    train = {**raw["train"], "engine": "native"}
+    return load_config({**raw, "target": "slurm", "cluster": cluster, "compute": compute, "train": train, **changes})
+
+
+def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_path: Path) -> None:
+    text = {"path": "/fsx/of-the-cluster/text"}
+    found = config(raw, tmp_path, data=text, cluster={"host": "head"})
+    assert found.data.path == "file:///fsx/of-the-cluster/text"
+    assert named_inputs(found) == ["/fsx/of-the-cluster/text"]
+    with pytest.raises(ConfigError, match="does not exist"):  # on the head node itself it is no other machine's
+        config(raw, tmp_path, data=text)
+
+
+def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any], tmp_path: Path) -> None:
+    chain_config = config(raw, tmp_path)
+    chain = Chain(chain_config, target_of(chain_config), look=False)
+    assert named_inputs(chain.config) == [raw["model"]["path"], raw["data"]["path"]]
+    assert not chain.resolved.uploads
