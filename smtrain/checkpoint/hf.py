@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.plan import ConversionPlan
 from smtrain.checkpoint.produce import produce
-from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.sources import Read, WeightSource
 from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
 from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
@@ -69,6 +70,7 @@ class HFSource(WeightSource):
         self._config = read_config(self._place)
         self._shape = ModelShape.from_config(self._config)
         self._manifest = read_manifest(self._place)
+        self._read: Read | None = None
         held = self._held()
         self._slabs: dict[str, Slab] = {}
         for spec in self._shape.specs:
@@ -107,10 +109,20 @@ class HFSource(WeightSource):
         return self._slab(name).dtype
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        return self._slab(name).bits(bounds, tally)
+        slab = self._slab(name)
+        if self._read is not None:
+            self._read(f"{slab.file} {name}", partial(slab.seen, name))
+        return slab.bits(bounds, tally)
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         self._slab(name).check(name, tally)
+
+    @property
+    def read_alike(self) -> bool:
+        return True
+
+    def watch(self, read: Read) -> None:
+        self._read = read
 
     @property
     def where(self) -> Place:

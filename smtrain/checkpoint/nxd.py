@@ -139,7 +139,7 @@ class NxDSource(WeightSource):
             ]
             local[dim] = (at + low - a, at + high - a)
             if self._read is not None:
-                self._read(f"{slab.file} {tensor.name}", partial(slab.check, tensor.name))
+                self._read(f"{slab.file} {tensor.name}", partial(slab.seen, tensor.name))
             found = slab.bits(local, tally)
             if (low, high) not in pieces:
                 pieces[low, high] = found

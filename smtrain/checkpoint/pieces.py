@@ -122,7 +122,7 @@ class PieceSource(WeightSource):
         pieces = [piece for block in blocks if (piece := block.within(bounds)) is not None]
         if self._read is not None:
             for piece in pieces:
-                self._read(f"{piece.slab.file} {piece.slab.offset}", partial(piece.slab.check, piece.slab.file))
+                self._read(f"{piece.slab.file} {piece.slab.offset}", partial(piece.slab.seen, piece.slab.file))
         if len(pieces) == 1:
             return pieces[0].bits(tally)
         out: Bits = np.empty([b - a for a, b in bounds], blocks[0].slab.dtype.bits)

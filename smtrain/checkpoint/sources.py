@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 
-Read = Callable[[str, Callable[[], None]], None]
-"""(name, what raises `CheckpointError` where the bytes under it are not those written)."""
+Read = Callable[[str, Callable[[], int | None]], None]
+"""(name, what raises `CheckpointError` where the bytes under it are not those written).
+
+Where nobody wrote a checksum of them, it gives their crc32.
+"""
 
 
 class WeightSource(ABC):
@@ -72,6 +75,11 @@ class WeightSource(ABC):
         What `tally` saw read is not read again.
         """
         return
+
+    @property
+    def read_alike(self) -> bool:
+        """Whether all tp ranks read the same files of it, each its part of every tensor."""
+        return False
 
     def watch(self, read: Read) -> None:
         """Have `read` told of all that is read from now on: what it is called, and what checks the whole of it."""
@@ -126,6 +134,10 @@ class Wrapped(WeightSource):
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         self._source.check(name, tally)
+
+    @property
+    def read_alike(self) -> bool:
+        return self._source.read_alike
 
     def watch(self, read: Read) -> None:
         self._source.watch(read)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -88,23 +88,61 @@ class Verification:
 class Watch:
     """Checks whole, on threads, what a source of weights is read of in parts; it is what `WeightSource.watch` takes."""
 
-    def __init__(self, threads: int = 1, share: tuple[int, int] = (0, 1)) -> None:
-        """`share` (i, n): of what n processes read alike, this is the i-th, which checks its n-th part."""
-        self._share, self._lock = share, threading.Lock()
-        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
-        self._running: dict[str, Future[None]] = {}
+    def __init__(
+        self, threads: int = 1, share: tuple[int, int] = (0, 1), known: Mapping[str, int] | None = None
+    ) -> None:
+        """`share` (i, n): of what n processes read alike, this is the i-th, which checks its n-th part at once.
 
-    def __call__(self, name: str, check: Callable[[], None]) -> None:
+        `known` are crc32 of what nobody wrote any for, as a former reader found them.
+        """
+        self._share, self._known, self._lock = share, dict(known or {}), threading.Lock()
+        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
+        self._read: dict[str, Callable[[], int | None]] = {}
+        self._running: dict[str, Future[int | None]] = {}
+        self.found: dict[str, int] = {}
+        """crc32 of what nobody wrote any for."""
+
+    def __call__(self, name: str, check: Callable[[], int | None]) -> None:
         mine, of = self._share
         with self._lock:
-            if name not in self._running and zlib.crc32(name.encode()) % of == mine:
-                self._running[name] = self._pool.submit(check)
+            if name not in self._read:
+                self._read[name] = check
+                if zlib.crc32(name.encode()) % of == mine:
+                    self._running[name] = self._pool.submit(check)
+
+    @property
+    def left(self) -> set[str]:
+        """What has been read here and is another's to check, if that one reads it too."""
+        return set(self._read) - set(self._running)
+
+    @property
+    def begun(self) -> set[str]:
+        """What is checked here."""
+        return set(self._running)
+
+    def add(self, names: Iterable[str]) -> None:
+        """Check these too, which have been read."""
+        for name in names:
+            self._running[name] = self._pool.submit(self._read[name])
 
     def fault(self) -> str | None:
         """Waits until all is checked; what is wrong with the first that is not as it was written, None if all is."""
         self._pool.shutdown()
-        errors = (running.exception() for running in self._running.values())
-        return next((str(error) for error in errors if error is not None), None)
+        faults = [told for name, running in self._running.items() if (told := self._told(name, running))]
+        return faults[0] if faults else None
+
+    def _told(self, name: str, running: Future[int | None]) -> str | None:
+        if (error := running.exception()) is not None:
+            return str(error)
+        if (crc := running.result()) is None:
+            return None
+        if self._known.setdefault(name, crc) == crc:
+            self.found[name] = crc
+            return None
+        return (
+            f"{name} is not what this run first read (its crc32 was {self._known[name]:08x} and is {crc:08x}): bring "
+            "back the file as it was, or give the run another name to begin from this one"
+        )
 
 
 def deal(needed: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[list[str]]:

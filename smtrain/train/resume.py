@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from smtrain.checkpoint import manifest as checkpoint_manifest
-from smtrain.checkpoint.verifying import Verification, Watch, deal, host_of
+from smtrain.checkpoint.verifying import Verification, deal, host_of
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
 from smtrain.contract.lineage import Lineage
@@ -182,26 +182,6 @@ class Resume:
                 f"{gigabytes / self.hashing:.2g} GB/s, loaded in {loading:.1f} s and waited {self.waited:.1f} s",
                 flush=True,
             )
-
-
-def watch_of(config: JobConfig, gather: Gather) -> Watch | None:
-    """What checks the weights that this rank reads, each part by one of the ranks that read it. Collective."""
-    rank, here = dist.get_rank(), host_of(gather(int(os.environ.get("LOCAL_RANK", "0"))), dist.get_rank())
-    if config.checkpoint.verify != "full":
-        return None
-    tp, stage = config.parallel.tp, config.parallel.tp * config.dp
-    alike = [r for r in here if (r % tp, r // stage) == (rank % tp, rank // stage)]
-    threads = max(1, (os.cpu_count() or 1) // len(here))
-    # the nxd engine lays its ranks out by itself
-    share = (alike.index(rank), len(alike)) if config.train.engine == "native" else (0, 1)
-    return Watch(threads, share)
-
-
-def refuse_damaged(watch: Watch | None, gather: Gather) -> None:
-    """Raise `CheckpointError` on every rank where what any has read of the weights is not what was written."""
-    for rank, fault in enumerate(gather(watch.fault() if watch else None)):
-        if fault is not None:
-            raise CheckpointError(f"the weights that the run begins from are damaged: {fault} (rank {rank})")
 
 
 def line_of(container: Container, gather: Gather) -> Lineage:

@@ -21,6 +21,7 @@ from smtrain.engine.base import Engine
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.train.answers import Answers
+from smtrain.train.base_weights import BaseWeights
 from smtrain.train.destination import Destination
 from smtrain.train.engines import build, join
 from smtrain.train.entry import fail
@@ -29,7 +30,7 @@ from smtrain.train.identity import identity
 from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.position import Position, changes
-from smtrain.train.resume import Resume, check_engine, choose, line_of, refuse_damaged, watch_of
+from smtrain.train.resume import Resume, check_engine, choose, line_of
 from smtrain.train.trace import trace, tracing
 from smtrain.train.tracked import close, trackers_of
 from smtrain.train.validation import Validator
@@ -60,11 +61,10 @@ def start(config: JobConfig, container: Container) -> None:
     here = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
         Position(config, manifest, here).refuse_another(saved.name, saved.state)
-    watch = watch_of(config, gather) if weights is not None and (adapted or not choice.saved) else None
-    if weights is not None and watch is not None:
-        weights.watch(watch)
-    engine = build(config, described, weights if adapted or not choice.saved else None)
-    refuse_damaged(watch, gather)
+    base = weights if adapted or not choice.saved else None
+    watched = BaseWeights(base, config, gather, container.checkpoint_dir)
+    engine = build(config, described, base)
+    watched.refuse_damaged()
     vocabulary = ModelShape.from_config(described).vocab
     loader = _loader(config, data, engine, vocabulary, container.checkpoint_dir / firstread.KEPT)
     if tracing():

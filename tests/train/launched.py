@@ -36,11 +36,13 @@ def lay_out(root: Path, inputs: dict[str, Path]) -> Shell:
     return shell
 
 
-def start(shell: Shell, train: dict[str, Any], environment: dict[str, str]) -> subprocess.Popen[str]:
+def start(
+    shell: Shell, train: dict[str, Any], environment: dict[str, str], **sections: dict[str, Any]
+) -> subprocess.Popen[str]:
     """Stage train by the launcher; all that it says can be read from `stdout`."""
     folder = shell.root / "input/data/config"
     folder.mkdir(parents=True, exist_ok=True)
-    told = {**CONFIG, "train": {**CONFIG["train"], **train}}
+    told = {**CONFIG, **sections, "train": {**CONFIG["train"], **train}}
     (folder / "config.json").write_text(json.dumps(JobConfig.model_validate(told).for_stage("train")))
     (shell.root / "output").mkdir(exist_ok=True)
     (shell.root / "output/failure").unlink(missing_ok=True)

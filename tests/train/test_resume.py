@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.manifest import NAME, Manifest
@@ -275,6 +276,67 @@ def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run:
     ):
         run.attempt({"steps": 1})
     run.attempt({"steps": 0}, checkpoint={"verify": "size"})
+
+
+def lose_checkpoints(run: Run) -> None:
+    """As a run that ended before its first."""
+    for path in run.checkpoints.glob("step_*"):
+        shutil.rmtree(path)
+
+
+def test_one_flipped_bit_in_a_model_without_checksums_is_found_by_the_next_attempt(run: Run) -> None:
+    lose_checkpoints(run)
+    shard = run.root / "input/data/model/model.safetensors"
+    assert "step=1 " in run.attempt({"steps": 1})
+    lose_checkpoints(run)
+    flip(shard, shard.stat().st_size // 2)
+    for _ in range(2):  # the first does not make it the truth
+        with pytest.raises(SmtrainError, match=r"model\.safetensors.* is not what this run first read.*another name"):
+            run.attempt({"steps": 1})
+    assert not list(run.checkpoints.glob("step_*"))
+    assert "step=1 " in run.attempt({"steps": 1}, checkpoint={"verify": "size"})
+    lose_checkpoints(run)
+    flip(shard, shard.stat().st_size // 2)
+    assert "step=1 " in run.attempt({"steps": 1})
+
+
+def test_the_base_of_an_adapter_is_compared_at_every_start(run: Run) -> None:
+    shutil.rmtree(run.checkpoints)
+    adapter = {"adapter": {"rank": 2}}
+    run.attempt({"steps": 2, **adapter})
+    shard = run.root / "input/data/model/model.safetensors"
+    flip(shard, shard.stat().st_size // 2)
+    with pytest.raises(SmtrainError, match=r"model\.safetensors.* is not what this run first read"):
+        run.attempt({"steps": 4, **adapter})
+
+
+def test_another_model_in_place_of_one_that_left_no_checkpoint_is_read_anew(run: Run) -> None:
+    lose_checkpoints(run)
+    folder = run.root / "input/data/model"
+    config = AutoConfig.from_pretrained(folder)
+    config.intermediate_size *= 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    assert "step=1 " in run.attempt({"steps": 1})
+
+
+def test_a_damaged_record_of_the_models_checksums_is_said_and_made_anew(run: Run) -> None:
+    lose_checkpoints(run)
+    (record,) = (run.checkpoints / "model-checksums").iterdir()
+    known = record.read_bytes()
+    flip(record, len(known) // 2)
+    assert f"{record} is damaged" in run.attempt({"steps": 1})
+    assert record.read_bytes() == known
+
+
+def test_checksums_in_a_model_folder_of_ours_are_compared_at_the_first_start(run: Run) -> None:
+    shutil.rmtree(run.checkpoints)
+    folder = run.root / "input/data/model"
+    convert(folder, run.root / "ours", to="hf")
+    shutil.rmtree(folder)
+    (run.root / "ours").rename(folder)
+    flip(folder / "model.safetensors")
+    with pytest.raises(SmtrainError, match=r"model\.safetensors.*crc32"):
+        run.attempt({"steps": 1})
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0], ids=["time", "no time"])
