@@ -5,6 +5,7 @@ one rank. Fresh processes then build the engine and load it as stage train does,
 time with the files out of the page cache. `share` is (full - size) / size of the median seconds from the first hash to
 the loaded state, `waited_share` what was waited for hashes when all else was done, `gb_per_s` the speed of hashing on
 its threads. Needs some 20 GB of memory and 14 GB of disk for each billion, and takes fewer where they are not there.
+What is being done is said on stderr. 0.3 billion take some minutes on two cores; the promise is for `--billions 2.4`.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--billions", type=float, default=2.4)
+    parser.add_argument("--billions", type=float, default=0.3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)  # what a process of ours does
@@ -119,7 +120,15 @@ def main() -> None:
             write(folder, described)
         print(json.dumps({} if what == "write" else load(folder, described, what)))
         return
-    described = config_of(fitting(options.billions, options.folder))
+    billions = fitting(options.billions, options.folder)
+    described = config_of(billions)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {text}", file=sys.stderr, flush=True)
+
+    if billions < options.billions:
+        say(f"memory and disk hold {billions:.2f} billion parameters, not {options.billions:g}")
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-resume-") as name:
 
         def part(what: str) -> dict[str, float]:
@@ -128,12 +137,14 @@ def main() -> None:
             told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
             return told
 
+        say(f"writing a checkpoint of {billions:.2f} billion parameters, some {billions * BYTES_ON_DISK:.1f} GB")
         part("write")
         found: dict[str, list[dict[str, float]]] = {"full": [], "size": []}
         for round_ in range(options.rounds):
             for how in sorted(found, reverse=bool(round_ % 2)):
                 forget(Path(name))
                 found[how].append(part(how))
+                say(f"round {round_ + 1} of {options.rounds}: verify {how}, {found[how][-1]['seconds']:.1f} s")
     full, size = (statistics.median(run["seconds"] for run in found[how]) for how in ("full", "size"))
     result = {
         "billions": round(found["full"][0]["parameters"] / 1e9, 3),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,12 @@ def fence(prefix: str, job: str, jobs: Jobs, **more: Any) -> Fence:
     return Fence(Target("local").s3, prefix, replace(me, **more), jobs)
 
 
-def test_of_two_that_claim_at_once_one_wins_and_the_loser_names_it(local_home: Path) -> None:
+def test_of_two_that_claim_at_once_one_wins_and_the_loser_names_it(
+    local_home: Path, record_property: Callable[[str, int], None]
+) -> None:
     """Eight races of two processes; SMTRAIN_RACES says how many else."""
     rounds = int(os.environ.get("SMTRAIN_RACES", "8"))
+    record_property("tries", rounds)
     place = f"races/{time.time_ns()}"
     names = ("alpha", "beta")
     racers = [
@@ -88,29 +92,43 @@ def test_of_two_that_claim_at_once_one_wins_and_the_loser_names_it(local_home: P
         assert racer.returncode == 0
 
 
-def test_two_launches_with_different_settings_make_one_job(plane: Plane, raw: dict[str, Any], tmp_path: Path) -> None:
-    """One race of two commands; SMTRAIN_RACES says how many else."""
+def test_two_launches_with_different_settings_make_one_job(
+    plane: Plane, raw: dict[str, Any], tmp_path: Path, record_property: Callable[[str, int], None]
+) -> None:
+    """Three races of two processes; SMTRAIN_RACES says how many else."""
     plane.no_capacity(KIND, pending=600)
     raw["model"]["init"] = "scratch"
-    for number in range(max(1, int(os.environ.get("SMTRAIN_RACES", "8")) // 8)):
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.job.launch_racer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    races = int(os.environ.get("SMTRAIN_RACES", "3"))
+    record_property("tries", races)
+    for number in range(races):
         name = f"race{number}-{time.time_ns()}"[:36]
-        commands = []
-        for lr in (1e-3, 2e-3):
+        for lr, racer in zip((1e-3, 2e-3), racers, strict=True):
             config = {**raw, "name": name, "target": "local", "data": {"prepared": f"s3://smtrain-local/{name}/"}}
             config["train"] = {**config["train"], "lr": lr}
             path = tmp_path / f"{name}-{lr}.yaml"
             path.write_text(yaml.safe_dump({k: str(v) if isinstance(v, Path) else v for k, v in config.items()}))
-            code = "import sys, smtrain; smtrain.launch(sys.argv[1], wait=False, say=lambda _: None)"
-            commands.append([sys.executable, "-c", code, str(path)])
-        both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-        said = [(process.communicate()[1], process.returncode) for process in both]
-        assert sorted(code for _, code in said) == [0, 1], said
+            assert racer.stdin
+            racer.stdin.write(f"{path}\n")
+        for racer in racers:
+            assert racer.stdin
+            racer.stdin.flush()
+        said = [racer.stdout.readline().strip() for racer in racers if racer.stdout]
+        assert said.count("launched") == 1, said
         made = jobs_of(Target("local"), name, "train")
         assert len(made) == 1
-        last = next(text for text, code in said if code).strip().splitlines()[-1]
-        assert f"Error: {made[0].name} " in last, last
+        last = next(text for text in said if text != "launched")
+        assert last.startswith(f"{made[0].name} "), last
         assert "own" in last or "writing checkpoints" in last or "took the run's checkpoints" in last
         made[0].stop()
+    for racer in racers:
+        racer.communicate()
+        assert racer.returncode == 0
 
 
 def test_the_owner_changes_only_after_its_job_has_ended(prefix: str, jobs: Jobs) -> None:
