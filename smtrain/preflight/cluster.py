@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from smtrain.config import JobConfig, Stage
+from smtrain.config import Stage
 from smtrain.config.units import spell
 from smtrain.job.stages import Chain
 from smtrain.place.choose import cluster
@@ -32,7 +32,7 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
     yield from _partitions(chain, place, stages)
     yield from _account(place)
     if probe:
-        yield from asked_nodes(chain.config, place, named_inputs(chain.config))
+        yield from asked_nodes(chain.config, place, inputs_in_place(chain))
 
 
 def _shared(place: SlurmPlace) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def _shared(place: SlurmPlace) -> Iterator[Finding]:
 
 def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
     """Whether what lies on the cluster is there."""
-    paths = named_inputs(chain.config)
+    paths = inputs_in_place(chain)
     if not paths:
         return
     told = place.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
@@ -74,12 +74,13 @@ def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
         yield Finding("inputs", "ok", f"{', '.join(paths)}: used where they lie")
 
 
-def named_inputs(config: JobConfig) -> list[str]:
-    """The paths that a resolved config reads where they lie."""
+def inputs_in_place(chain: Chain) -> list[str]:
+    """The paths that a run reads where they lie: those that it copies first are not there yet."""
+    config, copied = chain.config, {upload.uri for upload in chain.resolved.uploads}
     held_out = config.train.validation.path if config.train.validation else None
     given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
     given += [source.path for source in config.data.all_sources]
-    return list(dict.fromkeys(path_of(uri) for uri in given if uri and uri.startswith(SCHEME)))
+    return list(dict.fromkeys(path_of(uri) for uri in given if uri and uri.startswith(SCHEME) and uri not in copied))
 
 
 def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:

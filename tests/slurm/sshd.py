@@ -8,8 +8,11 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 READY = 60.0
 _PRIVATE = Path("/run/sshd")  # an empty folder that sshd wants to be there, as its service makes it
@@ -25,6 +28,19 @@ def lacking() -> str | None:
     with suppress(OSError):
         _PRIVATE.mkdir(mode=0o755, exist_ok=True)
     return None if _PRIVATE.is_dir() else f"sshd needs {_PRIVATE}, which cannot be made here"
+
+
+@contextmanager
+def reached_by_ssh(folder: Path, environment: dict[str, str]) -> Iterator[Sshd]:
+    """A daemon, whose commands have this environment; this process's `ssh head` goes to it."""
+    daemon = Sshd(folder, environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}/bin{os.pathsep}{os.environ['PATH']}")
+        try:
+            daemon.start()
+            yield daemon
+        finally:
+            daemon.end()
 
 
 def _program() -> str | None:

@@ -17,7 +17,7 @@ from smtrain.handle.job import Job
 from smtrain.job.stages import Chain
 from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
-from smtrain.preflight.cluster import named_inputs
+from smtrain.preflight.cluster import inputs_in_place
 from tests.slurm.conftest import Bench
 
 BUCKET = "smtrain-local"
@@ -99,7 +99,9 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
     text = {"path": "/fsx/of-the-cluster/text"}
     found = config(raw, tmp_path, data=text, cluster={"host": "head"})
     assert found.data.path == "file:///fsx/of-the-cluster/text"
-    assert named_inputs(found) == ["/fsx/of-the-cluster/text"]
+    chain = Chain(found, target_of(found), look=False)
+    assert inputs_in_place(chain) == ["/fsx/of-the-cluster/text"]  # the model is the laptop's, and copied first
+    assert [upload.uri for upload in chain.resolved.uploads] == [chain.config.model.path]
     with pytest.raises(ConfigError, match="does not exist"):  # on the head node itself it is no other machine's
         config(raw, tmp_path, data=text)
 
@@ -107,5 +109,5 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
 def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any], tmp_path: Path) -> None:
     chain_config = config(raw, tmp_path)
     chain = Chain(chain_config, target_of(chain_config), look=False)
-    assert named_inputs(chain.config) == [raw["model"]["path"], raw["data"]["path"]]
+    assert inputs_in_place(chain) == [raw["model"]["path"], raw["data"]["path"]]
     assert not chain.resolved.uploads

@@ -16,7 +16,7 @@ from smtrain.handle.job import Job
 from smtrain.slurm import copying
 from smtrain.slurm.head import Head, HeadError, HeadLostError
 from tests.slurm.conftest import Bench, wait_for
-from tests.slurm.sshd import Sshd, lacking
+from tests.slurm.sshd import Sshd, lacking, reached_by_ssh
 
 COUNTS = """
 import os, signal, time
@@ -39,14 +39,9 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
     if reason := lacking():
         pytest.skip(reason)
     environment = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    daemon = Sshd(tmp_path / "sshd", environment or {"LC_ALL": "C"})
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PATH", f"{daemon.folder}/bin{os.pathsep}{os.environ['PATH']}")
-    try:
-        daemon.start()
+    with reached_by_ssh(tmp_path / "sshd", environment or {"LC_ALL": "C"}) as daemon:
         yield daemon
-    finally:
-        daemon.end()
 
 
 @pytest.fixture
@@ -97,7 +92,7 @@ def test_stop_saves_first_through_ssh(laptop: Bench) -> None:
     assert [line.text for line in job.lines()][-1] == "saved 20"
 
 
-def folder(tmp_path: Path, size: int = 48 << 20) -> list[tuple[str, Path | bytes]]:
+def folder(tmp_path: Path, size: int = 24 << 20) -> list[tuple[str, Path | bytes]]:
     """Files that are not written within an instant, in a folder with a further one."""
     source = tmp_path / "laptop"
     (source / "deeper").mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Whole runs on a real Slurm, held against this machine: the same losses, whoever is killed on the way.
+"""A whole run on a real Slurm, from a laptop where sshd is there, held against this machine: the same losses, whoever
+is killed on the way.
 
 `SMTRAIN_SLURM_KILLS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses moments and victims.
 """
@@ -13,8 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from smtrain.slurm.place import SlurmPlace
 from tests.job.processes import parent, ranks
+from tests.slurm import sshd
 from tests.slurm.conftest import wait_for
 from tests.slurm.daemons import Slurm
 
@@ -34,16 +36,17 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("SMTRAIN_SLURM_KILLS", "1"))
 SEED = int(os.environ.get("SMTRAIN_SLURM_SEED", "1"))
-STEPS = 8 + 6 * KILLS
+STEPS = 40 + 20 * KILLS
+STAGES = ("prepare", "train", "export", "generate")
 
 
 class Site:
     """A shared folder of one Slurm, and a config that runs there."""
 
-    def __init__(self, slurm: Slurm, folder: Path, inputs: dict[str, Path]) -> None:
+    def __init__(self, slurm: Slurm, folder: Path, inputs: dict[str, Path], host: str | None) -> None:
         self.slurm, self.shared = slurm, folder / "shared"
         self.shared.mkdir()
-        self.cluster = {"shared": str(self.shared), "venv": sys.prefix, "restarts": 100}
+        self.cluster = {"shared": str(self.shared), "venv": sys.prefix, "restarts": 100, "host": host}
         self.place = SlurmPlace(Cluster(**self.cluster))
         self.config = {
             "name": "slurm-whole",
@@ -54,7 +57,7 @@ class Site:
             "parallel": {"tp": 2, "pp": 1, "micro_batch_size": 2},
             "train": {
                 "engine": "native", "steps": STEPS, "global_batch_size": 8, "seq_len": 32, "precision": "fp32",
-                "lr": 1e-3, "warmup_steps": 2, "save_interval": 3,
+                "lr": 1e-3, "warmup_steps": 2, "save_interval": 5,
             },
             "generate": {"prompts": ["the red"], "max_new_tokens": 2},
             "compute": {"instance_type": "ml.c5.xlarge", "instance_count": 2, "processes_per_instance": 2},
@@ -68,27 +71,43 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(daemons: Slurm, local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    with pytest.MonkeyPatch.context() as patch:
+def site(
+    daemons: Slurm, local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         patch.setenv("SLURM_CONF", str(daemons.conf))
-        yield Site(daemons, tmp_path_factory.mktemp("site"), trained_inputs)
+        by_ssh = sshd.lacking() is None
+        if by_ssh:
+            opened.enter_context(sshd.reached_by_ssh(folder / "sshd", {"SLURM_CONF": str(daemons.conf)}))
+        yield Site(daemons, folder, trained_inputs, "head" if by_ssh else None)
 
 
 @pytest.fixture(scope="module")
-def chain(site: Site) -> dict[str, Job]:
-    """A run whose client was killed as soon as it had submitted the last stage."""
+def chain(site: Site) -> dict[str, list[Job]]:
+    """The jobs of each stage, oldest first: of a run whose client was killed as soon as it had submitted the last
+    stage, whose training was stopped, and which was then run again and met with what SMTRAIN_SLURM_KILLS says."""
     path = site.shared.parent / "whole.yaml"
     path.write_text(yaml.safe_dump(site.config))
-    command = [sys.executable, "-m", "smtrain", "run", str(path), "--wait", "--plain"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
+    command = [sys.executable, "-m", "smtrain", "run", str(path), "--plain"]
+    with subprocess.Popen([*command, "--wait"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
         try:
             assert client.stdout
             seen = list(itertools.takewhile(lambda line: not line.startswith("[4/4]"), client.stdout))
-            assert len(seen) == 3, "".join(seen)
+            headings = [line for line in seen if line.startswith("[")]
+            assert len(headings) == 3, "".join(seen)
         finally:
             client.kill()
-    jobs = {stage: site.job(stage) for stage in ("prepare", "train", "export", "generate")}
-    assert jobs["generate"].status == "InProgress"
+    first = {stage: site.job(stage) for stage in STAGES}
+    wait_for(lambda: first["train"].status != "InProgress" or reached(first["train"]) >= 1)
+    first["train"].stop()
+    assert site.ended(first["train"]) == "Stopped", first["train"].explain()
+    assert [site.ended(first[stage]) for stage in ("export", "generate")] == ["Stopped", "Stopped"]
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"[1/4] prepare: done before by {first['prepare'].name}" in again.stdout
+    jobs = {stage: [first[stage], site.job(stage)] for stage in STAGES}
+    meet_with_faults(site, jobs["train"][-1], KILLS - 1)
     return jobs
 
 
@@ -97,35 +116,35 @@ def records(metrics: bytes) -> dict[int, tuple[float, float]]:
     return {record["step"]: (record["loss"], record["grad_norm"]) for record in map(json.loads, metrics.splitlines())}
 
 
-def metrics_of(job: Job) -> dict[int, tuple[float, float]]:
-    return records(job.target.read(job.output.removesuffix("model/") + "data/metrics.jsonl"))
+def metrics_of(*jobs: Job) -> dict[int, tuple[float, float]]:
+    found: dict[int, tuple[float, float]] = {}
+    for job in jobs:
+        found |= records(job.target.read(job.output.removesuffix("model/") + "data/metrics.jsonl"))
+    return found
 
 
-def test_a_chain_goes_on_without_its_client_to_an_exported_model(site: Site, chain: dict[str, Job]) -> None:
-    assert site.ended(chain["export"]) == "Completed", chain["train"].explain()
-    assert chain["train"].status == chain["prepare"].status == "Completed"
-    folder = chain["export"].download(site.shared.parent / "model")
+def test_a_chain_goes_on_without_its_client_to_an_exported_model(site: Site, chain: dict[str, list[Job]]) -> None:
+    assert site.ended(chain["export"][-1]) == "Completed", chain["train"][-1].explain()
+    assert chain["train"][-1].status == "Completed"
+    folder = chain["export"][-1].download(site.shared.parent / "model")
     verify(folder)
     assert (folder / "config.json").is_file()
-    assert set(metrics_of(chain["train"])) == set(range(1, STEPS + 1))
 
 
-def test_a_run_that_is_done_is_not_submitted_again(site: Site, chain: dict[str, Job]) -> None:
-    site.ended(chain["generate"])
-    told: list[str] = []
-    run = smtrain.run(site.config, say=told.append)
-    assert [result.skipped for result in run.results] == [True] * 4
-    assert all("done before by" in line for line in told if line.startswith("[")), told
-    assert len(run.loss) == STEPS
+def test_what_is_done_is_not_submitted_again(site: Site, chain: dict[str, list[Job]]) -> None:
+    site.ended(chain["export"][-1])
+    for stage in ("prepare", "train", "export"):
+        assert smtrain.launch(site.config, stage=stage, say=lambda _: None).name == chain[stage][-1].name  # type: ignore[arg-type]
 
 
-def test_losses_are_those_of_this_machine_bit_for_bit(site: Site, chain: dict[str, Job]) -> None:
-    site.ended(chain["train"])
-    prepared = chain["prepare"].output.removeprefix("file://")
+def test_losses_are_those_of_this_machine_bit_for_bit(site: Site, chain: dict[str, list[Job]]) -> None:
+    site.ended(chain["train"][-1])
+    prepared = str(site.shared / chain["prepare"][-1].output.partition(f"{site.shared}/")[2])
     here = {k: v for k, v in site.config.items() if k != "cluster"}
-    config = {**here, "target": "local", "data": {"prepared": prepared}}
-    job = smtrain.launch(config, say=lambda _: None)
-    assert metrics_of(job) == metrics_of(chain["train"])
+    job = smtrain.launch({**here, "target": "local", "data": {"prepared": prepared}}, say=lambda _: None)
+    trained = metrics_of(*chain["train"])
+    assert set(trained) == set(range(1, STEPS + 1))
+    assert trained == metrics_of(job)
 
 
 def queued(site: Site, job: Job) -> str:
@@ -210,21 +229,16 @@ def kill_controller(site: Site, job: Job, _: random.Random) -> bool:
 FAULTS: list[Callable[[Site, Job, random.Random], bool]] = [time_wall, kill_rank, requeue, kill_node, kill_controller]
 
 
-def test_a_run_that_is_killed_again_and_again_trains_as_if_it_had_not_been(site: Site, chain: dict[str, Job]) -> None:
-    site.ended(chain["train"])
-    chance = random.Random(SEED)
-    prepared = chain["prepare"].output.removeprefix("file://")
-    config = {**site.config, "name": "killed", "data": {"prepared": prepared}}
-    job = smtrain.launch(config, wait=False, say=lambda _: None)
-    done = 0
-    while done < KILLS:
-        # On from a step behind the last checkpoint of an earlier attempt, so that every attempt gets on.
-        at = min(STEPS - 2, 4 + 6 * done + chance.randrange(4))
+def meet_with_faults(site: Site, job: Job, kills: int) -> None:
+    """So many faults in one job, each on from a step behind the last checkpoint of the attempt before."""
+    chance, done, before = random.Random(SEED), 0, 0
+    while done < kills:
+        at = before + 6 + chance.randrange(5)
         wait_for(lambda at=at: job.status != "InProgress" or reached(job) >= at)
         assert job.status == "InProgress", job.explain()
         fault = FAULTS[done] if done < len(FAULTS) else chance.choice(FAULTS)
-        print(f"{time.strftime('%T')} step {reached(job)}: {fault.__name__}", flush=True)
+        before = reached(job)
+        print(f"{time.strftime('%T')} step {before}: {fault.__name__}", flush=True)
         done += fault(site, job, chance)
-    assert site.ended(job) == "Completed", job.explain()
-    killed = metrics_of(job)
-    assert killed == metrics_of(chain["train"])
+    if kills:
+        assert site.ended(job) == "Completed", job.explain()
