@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.contract.lineage import lines_in
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
+from smtrain.model.layout import Layout
 from smtrain.model.lora import AdapterShape, Lora, from_described
 
 if TYPE_CHECKING:
@@ -69,6 +70,15 @@ class Manifest:
     """The folder inside the checkpoint that holds model/ and optim/; not empty where a whole step was saved again."""
     adapter: dict[str, Any] | None = None
     """What LoRA trains, if it does (model/lora.py): the files then hold the adapters' factors, not the model."""
+    cut: dict[str, Any] | None = None
+    """How the files are cut where that is not as the native engine cuts for `topology`: `kv_order`, `pipeline_cuts`."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which part of which parameter each file holds. Raises `ConfigError` where the model cannot be cut so."""
+        told = self.cut or {}
+        order, cuts = told.get("kv_order", "grouped"), told.get("pipeline_cuts")
+        return Layout(self.shape, self.topology["tp"], self.topology["pp"], order, cuts)
 
     @property
     def lora(self) -> Lora | None:
@@ -91,8 +101,9 @@ class Manifest:
     def to_json(self) -> str:
         """With a digest of everything else in it, so that a manifest edited by hand is noticed."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        if self.adapter is None:
-            del content["adapter"]  # as before there were any
+        for key in ("adapter", "cut"):
+            if content[key] is None:
+                del content[key]  # as before there were any
         return json.dumps({**content, DIGEST: digest_of(content)}, indent=1) + "\n"
 
     @classmethod
@@ -153,6 +164,7 @@ class Manifest:
             "state": isinstance(self.state, dict),
             "root": isinstance(self.root, str),
             "adapter": self.adapter is None or _is_lora(self.adapter),
+            "cut": self.cut is None or _is_cut(self.cut),
         }
         return next((name for name, right in rightly.items() if not right), None)
 
@@ -163,6 +175,14 @@ def _is_lora(told: Any) -> bool:
     except (KeyError, TypeError, ValueError):
         return False
     return True
+
+
+def _is_cut(told: Any) -> bool:
+    if not isinstance(told, dict):
+        return False
+    cuts = told.get("pipeline_cuts")
+    known = told.keys() <= {"kv_order", "pipeline_cuts"} and told.get("kv_order", "grouped") in ("grouped", "tiled")
+    return known and (cuts is None or (isinstance(cuts, list) and all(type(n) is int and n >= 0 for n in cuts)))
 
 
 def step_folder(folder: Path, step: int) -> Path:

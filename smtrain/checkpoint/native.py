@@ -51,7 +51,7 @@ def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[st
     The latter so that every file is looked at by someone: a bf16 run loads none of the model files.
     """
     tp, pp, dp = mesh
-    if manifest.topology != {"tp": tp, "pp": pp, "dp": dp}:
+    if manifest.cut is not None or manifest.topology != {"tp": tp, "pp": pp, "dp": dp}:
         return set(manifest.files)
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
     files = {optimizer_file(d, t, p)}
@@ -109,7 +109,7 @@ class _Files:
             raise CheckpointError(f"the checkpoint {self.place} is not whole: {reason}")
         self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
-        self.layout = Layout(self.manifest.shape, self.tp, self.pp)
+        self.layout = self.manifest.layout
         self.dtype = BF16 if self.manifest.precision == "bf16" else FP32
         self._open: dict[str, dict[str, Slab]] = {}
 

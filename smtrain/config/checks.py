@@ -291,5 +291,3 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             yield {"model.path", "train.adapter.targets"}, error.faults[0]
     for fault in shape.mesh_faults(tp, pp):
         yield keys, fault
-    if shape.vocab % tp:
-        yield keys, f"parallel.tp: {tp} does not divide the vocabulary of {shape.vocab}; use a tp that does"

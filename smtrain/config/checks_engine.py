@@ -22,12 +22,6 @@ def machine_fault(config: JobConfig) -> str | None:
 def engine_faults(config: JobConfig) -> Iterator[Fault]:
     """What only one of the engines can do."""
     parallel, train, checkpoint = config.parallel, config.train, config.checkpoint
-    if train.adapter and train.engine == "nxd":
-        yield (
-            {"train.adapter", "train.engine"},
-            "train.adapter: engine nxd, which ml.trn1 needs, trains no adapters; leave it out, or set train.engine: "
-            "native and take machines that run it (ml.trn2, GPUs)",
-        )
     if fault := machine_fault(config):
         yield {"train.engine", "compute.instance_type", "target"}, fault
     if train.engine == "native":
@@ -58,7 +52,18 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
             "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 without it; "
             "set it to true",
         )
-    if train.precision == "bf16" and not parallel.zero1:
+    if train.adapter and train.adapter.dropout:
+        yield (
+            {"train.adapter.dropout", "train.engine"},
+            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks would be another graph at "
+            "every step; set it to 0",
+        )
+    if train.adapter and checkpoint.form != "pt":
+        yield (
+            {"train.adapter", "checkpoint.form"},
+            "checkpoint.form: adapters are saved in smtrain's own form with either engine; leave it out",
+        )
+    if train.precision == "bf16" and not parallel.zero1 and not train.adapter:  # adapters are fp32
         yield (
             {"parallel.zero1", "train.precision"},
             "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true",

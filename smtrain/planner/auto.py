@@ -149,7 +149,7 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
     if train.max_global_batch_size is not None:
         batch = f" with a global batch of at most {train.max_global_batch_size} (train.max_global_batch_size)"
     remedy = "take more or larger instances" + (", or another batch" if batch else "")
-    if train.adapter is None and train.engine == "native":
+    if train.adapter is None:
         work, recompute = work_of(config, shape_of(config))
         found = search(with_adapters(work), [_machine(config)], recompute=recompute)
         remedy += f", or train.adapter: with LoRA of rank {RANK} it fits" if found else ""

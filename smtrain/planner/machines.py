@@ -198,8 +198,6 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     """Every reason why this cannot run at all, whatever the memory."""
     shape = work.shape
     yield from shape.mesh_faults(mesh.tp, mesh.pp)
-    if shape.vocab % mesh.tp:
-        yield f"parallel.tp = {mesh.tp} does not divide the vocabulary of {shape.vocab}"
     if mesh.tp * mesh.pp * mesh.dp != machine.world:
         yield (
             f"tp x pp x dp = {mesh.tp * mesh.pp * mesh.dp} is not the {machine.count} x {machine.cores} = "

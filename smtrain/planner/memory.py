@@ -137,12 +137,15 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     held = cut(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
     part = h / _along_sequence(mesh)
+    h = part if work.gathers_again else h
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     neox = shape.family == "gpt_neox"
     entry = ("query_key_value",) if neox else ("q_proj", "k_proj", "v_proj")
     up, down = (("dense_h_to_4h",), "dense_4h_to_h") if neox else (("gate_proj", "up_proj"), "down_proj")
     inputs = h * (bool({*entry} & {*lora.targets}) + bool({*up} & {*lora.targets})) + i * (down in lora.targets)
     kept = w * (inputs + lora.rank * len(lora.targets)) + 4.0 * shape.heads / mesh.tp
+    if not work.fused_attention and mesh.recompute == "none":
+        kept += 2.0 * w * shape.heads / mesh.tp * work.seq_len
     if neox:
         return kept + w * (part + 6 * q + i)
     masked = shape.sliding_window is not None and shape.sliding_window < work.seq_len

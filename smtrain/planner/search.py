@@ -43,7 +43,7 @@ def tensor_degrees(work: Work, machine: Machine) -> list[int]:
     """Powers of two that cut the model evenly and stay inside a host."""
     degrees, tp = [], 1
     while tp <= machine.cores:
-        if machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1) and work.shape.vocab % tp == 0:
+        if machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1):
             degrees.append(tp)
         tp *= 2
     return degrees
@@ -171,8 +171,7 @@ def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     stage, need = worst_core(work, machine, mesh)
     if need.total > machine.core_bytes:
         adapted = worst_core(with_adapters(work), machine, mesh)[1].total
-        # neuronx-distributed, which gathers again, trains none
-        fits = work.lora is None and not work.gathers_again and adapted <= machine.core_bytes
+        fits = work.lora is None and adapted <= machine.core_bytes
         hint = f"; or train.adapter: LoRA of rank {RANK} needs {adapted / GIB:.1f} GiB" if fits else ""
         yield shortfall(stage, need, machine) + hint
 

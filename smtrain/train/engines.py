@@ -47,11 +47,13 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
         if tracing():  # all hosts' processes are on one, and groups are laid out by those of a host
             os.environ["LOCAL_WORLD_SIZE"] = str(config.processes_per_instance)
         library.init_distributed()
-        records = EngineRecords(whole.NAME, whole.fault, whole.state, whole.files, whole.read_by)
+        if config.train.adapter is None:
+            records = EngineRecords(whole.NAME, whole.fault, whole.state, whole.files, whole.read_by)
+        else:
+            records = _own_records()
         return library.Everyone().gather, records
     import torch.distributed as dist
 
-    from smtrain.checkpoint import manifest, native
     from smtrain.engine.native import init_distributed
 
     init_distributed()
@@ -61,13 +63,20 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
         dist.all_gather_object(out, value)
         return out
 
+    return gather, _own_records()
+
+
+def _own_records() -> EngineRecords:
+    """Of checkpoints in our own form: all of engine native, and those of adapters, whichever engine trains them."""
+    from smtrain.checkpoint import manifest, native
+
     def files(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
         return manifest.Manifest.read(checkpoint).files
 
     def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
         return native.read_by(manifest.Manifest.read(checkpoint), mesh, rank)
 
-    return gather, EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by)
+    return EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by)
 
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
@@ -97,7 +106,7 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
 
         each = options.global_batch_size // (config.dp * parallel.micro_batch_size)
         saving = SaveOptions(config.checkpoint.form, config.checkpoint.asynchronous)
-        return NxdEngine(described, mesh, adamw, weights, options.seed, each, saving)
+        return NxdEngine(described, mesh, adamw, weights, options.seed, each, saving, lora_of(config, described))
     from smtrain.engine.native import NativeEngine
 
     return NativeEngine(described, mesh, adamw, weights, options.seed, lora_of(config, described))

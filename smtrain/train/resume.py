@@ -19,6 +19,7 @@ from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Engine
 from smtrain.engine.nxd import whole
 from smtrain.errors import CheckpointError
+from smtrain.model.lora import Lora, another_adapter
 from smtrain.train.engines import EngineRecords, Gather
 from smtrain.train.position import arithmetic
 
@@ -190,13 +191,30 @@ def line_of(container: Container, gather: Gather) -> Lineage:
     return Lineage(root, gather(Lineage.of(root, container.job).parts if dist.get_rank() == 0 else None)[0])
 
 
-def check_engine(line: Lineage, engine: str) -> None:
-    """Raise `CheckpointError` where the run's checkpoints are another engine's: this one would begin anew."""
+def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
+    """Raise `CheckpointError` where the run's checkpoints are another engine's: this one would begin anew.
+
+    Those of adapters are one form for both engines.
+    """
     marks = {"native": checkpoint_manifest.NAME, "nxd": whole.NAME}
+    reads = "native" if adapter else engine
     for other, mark in marks.items():
         for _, path in reversed(line.checkpoints()):
-            if other != engine and (path / mark).exists():
-                raise CheckpointError(
-                    f"train.engine: {path.name} of this run was written by engine {other}; set that, or start another "
-                    f"run from its weights (`smtrain convert`) with engine {engine}"
-                )
+            if other == reads or not (path / mark).exists():
+                continue
+            if told := _of_adapter(path, adapter, other):
+                raise CheckpointError(f"{path.name} of this run {told}")
+            raise CheckpointError(
+                f"train.engine: {path.name} of this run was written by engine {other}; set that, or start another "
+                f"run from its weights (`smtrain convert`) with engine {engine}"
+            )
+
+
+def _of_adapter(path: Path, adapter: bool, engine: str) -> str | None:
+    """Why a checkpoint cannot be gone on from where it, or the config, is of an adapter and the other is not."""
+    if engine == "nxd":
+        return another_adapter(None, Lora(1, 1.0)) if adapter else None
+    try:
+        return another_adapter(checkpoint_manifest.Manifest.read(path).lora, None)
+    except CheckpointError:
+        return None  # what is wrong with it is said where it is chosen

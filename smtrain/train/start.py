@@ -48,7 +48,7 @@ def start(config: JobConfig, container: Container) -> None:
     manifest.check_objective(data, options.objective)
     line = line_of(container, gather)
     destination = Destination(container, line, _say) if dist.get_rank() == 0 else None
-    check_engine(line, options.engine)
+    check_engine(line, options.engine, options.adapter is not None)
     choice = choose(line, records, gather, config.checkpoint.step)
     if choice.saved and not config.checkpoint.resume:
         raise CheckpointError(

@@ -56,12 +56,23 @@ def test_a_wrong_adapter_is_one_sentence(raw: dict[str, Any], adapter: Any, says
 
 
 def test_what_an_adapter_cannot_go_with(raw: dict[str, Any]) -> None:
-    (fault,) = faults(raw, {}, train={"engine": "nxd", "precision": "fp32"})
-    assert fault.startswith("train.adapter: engine nxd")
+    nxd = {"engine": "nxd", "precision": "fp32"}
+    (fault,) = faults(raw, {"dropout": 0.1}, train=nxd)
+    assert fault.startswith("train.adapter.dropout: engine nxd trains adapters without dropout")
+    (fault,) = faults(raw, {}, train=nxd, checkpoint={"form": "xser"})
+    assert fault.startswith("checkpoint.form: adapters are saved in smtrain's own form with either engine")
     (fault,) = faults(raw, {}, model={"init": "scratch"})
     assert "model.init: scratch" in fault
     (fault,) = faults(raw, None, export={"merge": True})
     assert fault == "export.merge: has no effect unless train.adapter is set"
+
+
+def test_engine_nxd_trains_adapters_and_needs_no_masters_of_a_base_in_bf16(raw: dict[str, Any]) -> None:
+    assert not faults(raw, {}, train={"engine": "nxd", "precision": "fp32"})
+    without = {"zero1": False, "tp": 2, "sequence_parallel": True}
+    assert not faults(raw, {}, train={"engine": "nxd", "precision": "bf16"}, parallel=without)
+    (fault,) = faults(raw, None, train={"engine": "nxd", "precision": "bf16"}, parallel=without)
+    assert fault.startswith("parallel.zero1: ")
 
 
 def test_stages_of_runs_without_an_adapter_keep_their_identity(raw: dict[str, Any]) -> None:

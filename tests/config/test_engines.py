@@ -70,7 +70,6 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
             "parallel.virtual_stages: has no effect unless pp > 1",
         ),
         ({"parallel": {"pipeline_cuts": [0, 1]}}, "parallel.pipeline_cuts: 2 cuts for 2 stages"),
-        ({"model": {"config": {"vocab_size": 509}}}, "parallel.tp: 2 does not divide the vocabulary of 509"),
         (
             {"compute": {"instance_type": "ml.trn2.48xlarge"}},
             "train.engine: nxd is the engine of Trainium1, and ml.trn2.48xlarge is not; set train.engine: native",

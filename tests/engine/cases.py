@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.native import NativeSource
 from smtrain.contract.lineage import Lineage
+from smtrain.engine import saving
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
-from smtrain.engine.native import NativeEngine, persist
+from smtrain.engine.native import NativeEngine
 from smtrain.errors import SmtrainError
 from smtrain.model.families import ModelShape
 
@@ -254,14 +255,14 @@ def train_saving_behind(
     """Like `train_and_save`, but rank 0's disk is so slow that all further steps are done before the save is."""
     e = engine(config, options)
     steps(e, 0, at)
-    held, real = threading.Event(), persist.write_safetensors
+    held, real = threading.Event(), saving.write_safetensors
 
     def slow(*args: Any) -> Any:
         if rank == 0:
             held.wait()
         return real(*args)
 
-    persist.write_safetensors = slow
+    saving.write_safetensors = slow
     try:
         e.begin_save(folder, at, {"consumed": at * BATCH})
         losses = []
@@ -275,7 +276,7 @@ def train_saving_behind(
         assert e.end_save() is None
     finally:
         held.set()
-        persist.write_safetensors = real
+        saving.write_safetensors = real
     return losses
 
 

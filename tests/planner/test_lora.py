@@ -33,13 +33,12 @@ def test_8b_does_not_fit_whole_and_fits_with_lora() -> None:
     assert whole.checkpoint_gib > 100
 
 
-def test_where_the_engine_trains_no_adapters_none_is_proposed() -> None:
-    # nxd; and there LoRA itself is refused
-    told = planned(None, "ml.trn1.32xlarge", sequence_parallel=True, tp=1)
-    assert not told.fits
-    assert "adapter" not in " ".join(told.faults)
-    with pytest.raises(ConfigError, match=r"train\.adapter: engine nxd"):
-        planned({}, "ml.trn1.32xlarge")
+def test_engine_nxd_is_told_so_too() -> None:
+    whole, adapted = (planned(told, "ml.trn1.32xlarge", sequence_parallel=True) for told in (None, {}))
+    assert not whole.fits
+    assert "or train.adapter: LoRA of rank 16 needs" in whole.faults[0]
+    assert adapted.fits
+    assert adapted.checkpoint_gib == pytest.approx(41.9e6 * 12 / 2**30, rel=0.01)
 
 
 def test_a_mesh_that_nobody_chose_says_so_too() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from smtrain.facts import table
@@ -44,7 +44,7 @@ machines = st.builds(Machine.of, st.sampled_from(TYPES), st.sampled_from([1, 2, 
 
 
 @given(works(), machines, st.data(), st.floats(1, 8))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
 def test_more_memory_never_makes_a_fitting_plan_unfit(
     work: Work, machine: Machine, data: st.DataObject, more: float
 ) -> None:
@@ -57,7 +57,7 @@ def test_more_memory_never_makes_a_fitting_plan_unfit(
 
 
 @given(works(), machines, st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
 def test_twice_the_instances_never_take_longer(work: Work, machine: Machine, data: st.DataObject) -> None:
     assume(not machine.link or machine.count > 1)  # the GPUs of one host exchange over links faster than its network
     mesh = data.draw(meshes(machine))
@@ -121,7 +121,7 @@ def test_each_reason_against_a_mesh_is_named() -> None:
     ):
         assert words in told
     odd = replace(seven, shape=replace(seven.shape, vocab=32001))
-    assert "does not divide the vocabulary of 32001" in " ".join(mesh_faults(odd, machine, Mesh(8, 1, 16)))
+    assert not list(mesh_faults(odd, machine, Mesh(8, 1, 16))), "both engines pad a vocabulary that tp does not divide"
     few = replace(seven, global_batch=8)
     assert any("the pipeline waits" in d for d in doubts(few, machine, Mesh(8, 4, 4, 1, "full", True), None))
     large = Machine.of("ml.trn1.32xlarge", 8)

@@ -22,7 +22,7 @@ from smtrain.checkpoint.manifest import NAME, Manifest
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
 from smtrain.data.prepare import prepare
-from smtrain.engine.native import persist
+from smtrain.engine import saving
 from smtrain.errors import SmtrainError
 from smtrain.train.start import start
 
@@ -365,14 +365,14 @@ def test_told_to_stop_it_saves_first_and_shows_that_it_can_go_on_only_if_there_i
 def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_pruned_for_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = persist.write_safetensors
+    real = saving.write_safetensors
 
     def lossy(path: Path, tensors: Any) -> Any:
         about = real(path, tensors)
         flip(path)
         return about
 
-    monkeypatch.setattr(persist, "write_safetensors", lossy)
+    monkeypatch.setattr(saving, "write_safetensors", lossy)
     with pytest.raises(SmtrainError, match=r"was not written.*safetensors is not on the disk as it was written"):
         run.attempt({"steps": 8}, checkpoint={"keep": 1})
     monkeypatch.undo()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smtrain.engine.base import ParallelOptions
+from smtrain.engine.saving import local_rank
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.labels import IGNORED
 
@@ -60,11 +61,6 @@ def current_device() -> torch.device:
     """The device of the process group that this rank is in."""
     kind = next(k for k, backend in BACKENDS.items() if backend == dist.get_backend())
     return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
-
-
-def local_rank() -> int:
-    """This process's number on its host, as torchrun says it."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 class ProcessMesh:

@@ -17,11 +17,12 @@ from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, S
 from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm, persist
 from smtrain.engine.native.attention import packed
-from smtrain.engine.native.comm import ProcessMesh, local_rank
+from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.native.transfer import Numbers, to_device
 from smtrain.engine.native.zero1 import Zero1AdamW
+from smtrain.engine.saving import Saver, local_rank
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
 from smtrain.model.labels import IGNORED
@@ -72,7 +73,7 @@ class NativeEngine:
         self.mesh.agree(fault, "the weights cannot be loaded")
         self.pipeline = Pipeline(self.stage, self.mesh)
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
-        self._saver = persist.Saver(self)
+        self._saver = Saver(self.mesh, persist.Contents(self), lambda: self.allowed())
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None

@@ -8,34 +8,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from neuronx_distributed import (
-    initialize_parallel_model,
-    initialize_parallel_optimizer,
-    neuronx_distributed_config,
-)
+from neuronx_distributed import initialize_parallel_model, initialize_parallel_optimizer
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.utils import get_device, mark_step
 from torch import nn
 from torch_neuronx.utils import get_platform_target
 
+from smtrain.checkpoint import manifest
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
-from smtrain.engine.initial import RandomWeights
+from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.nxd import persist, whole
-from smtrain.engine.nxd.attention import CoreAttention, Rotary
-from smtrain.engine.nxd.library import Everyone, local_rank
+from smtrain.engine.nxd.adapters import AdapterState
+from smtrain.engine.nxd.attention import Rotary
+from smtrain.engine.nxd.build import Build
+from smtrain.engine.nxd.library import Everyone
+from smtrain.engine.nxd.library_config import library_config
 from smtrain.engine.nxd.limits import refusals
-from smtrain.engine.nxd.model import Build, CausalLM, LlamaAttention, layer_class
-from smtrain.engine.nxd.optimizer import ClippedAdamW, groups
+from smtrain.engine.nxd.lora import Adapter, factor_of
+from smtrain.engine.nxd.model import CausalLM, LlamaAttention
+from smtrain.engine.nxd.optimizer import ClippedAdamW, adapter_groups, groups
 from smtrain.engine.nxd.persist import SaveOptions
-from smtrain.engine.nxd.weights import begin_with, fill
+from smtrain.engine.nxd.weights import begin_with, fill, fill_adapters
+from smtrain.engine.saving import Saver, local_rank
 from smtrain.errors import CheckpointError, ConfigError
-from smtrain.model.families import FAMILIES, ModelShape
+from smtrain.model.families import ModelShape
 from smtrain.model.hf_config import normalise
 from smtrain.model.labels import IGNORED
 from smtrain.model.layout import Layout
+from smtrain.model.lora import AdapterShape, Lora
 from smtrain.model.transformers_build import transformers_config
 
 
@@ -43,8 +46,10 @@ class NxdEngine:
     """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `library.init_distributed` joined.
 
     `config` is the model's config.json, `weights` where its values come from, None a random start from `seed`; every
-    step has `micro_batches` of `options.micro_batch_size` samples on each data-parallel rank. Raises `ConfigError` if
-    the mesh does not fit the job or the model, `CheckpointError` on every rank if the weights do not fit.
+    step has `micro_batches` of `options.micro_batch_size` samples on each data-parallel rank. With `lora` the model is
+    frozen, and adapters are trained as the native engine does; checkpoints hold the adapters alone, in its form. Raises
+    `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on every rank if the weights do not
+    fit.
     """
 
     steps_ahead = 1
@@ -52,6 +57,7 @@ class NxdEngine:
     def __init__(
         self, config: dict[str, Any], options: ParallelOptions, optimizer: OptimizerOptions,
         weights: WeightSource | None, seed: int, micro_batches: int, saving: SaveOptions | None = None,
+        lora: Lora | None = None,
     ) -> None:  # fmt: skip
         self.config, self.options, self.saving = config, options, saving or SaveOptions()
         self.allowed: Callable[[], None] = lambda: None
@@ -59,62 +65,59 @@ class NxdEngine:
         self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
         self.micro_batches = micro_batches
         self.everyone = Everyone()
-        if faults := refusals(self.shape, options, self.everyone.size):
+        if faults := refusals(self.shape, options, self.everyone.size, lora):
             raise ConfigError(faults)
         order: Any = "tiled" if get_platform_target() in ("trn1", "trn1n", "inf2") else "grouped"
         self.layout = Layout(self.shape, options.tp, options.pp, order)
-        self.nxd_config = neuronx_distributed_config(
-            tensor_parallel_size=options.tp,
-            pipeline_parallel_size=options.pp,
-            pipeline_config=self._pipeline() if options.pp > 1 else None,
-            optimizer_config={"zero_one_enabled": options.zero1, "grad_clipping": False},
-            sequence_parallel=self.sequence_parallel,
-            activation_checkpoint_config=self._recomputed(),
-            model_init_config={
-                "meta_device_init": True,
-                "param_init_fn": _leave_empty,
-                "sequential_move_factor": 11,
-            },
-            mixed_precision_config={
-                "use_master_weights": options.zero1,
-                "use_fp32_grad_acc": options.zero1,
-                "use_master_weights_in_ckpt": options.zero1,
-            },
-        )
+        self.adapters: Layout | None = None
+        """The cut of LoRA's factors, over all stages of the pipeline."""
+        if lora is not None:
+            stages, cuts = options.pp * options.virtual_stages, options.pipeline_cuts or None
+            self.adapters = Layout(AdapterShape.of(self.shape, lora), options.tp, stages, order, cuts)
+        self.nxd_config = library_config(self.shape, options, micro_batches)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.tp_rank = parallel_state.get_tensor_model_parallel_rank()
         self.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         self.dp_rank, self.dp_size = parallel_state.get_data_parallel_rank(), options.dp
-        self.parameters = self.trained = self.shape.parameters()
+        self.parameters = self.shape.parameters()
+        self.trained = self.adapters.shape.parameters() if self.adapters is not None else self.parameters
         self.model = initialize_parallel_model(self.nxd_config, self._build)
         if options.pp == 1:
             self.model.original_module().tie()  # the library unties what it moves from `meta`, on one stage
+        for name, parameter in self.named():
+            parameter.requires_grad_(lora is None or factor_of(name) is not None)
         fault = None
         exact: dict[str, torch.Tensor] = {}
         try:
             exact = fill(
-                self._named(), weights or RandomWeights(config, self.shape, seed), self.layout, self.tp_rank,
+                self.named(), weights or RandomWeights(config, self.shape, seed), self.layout, self.tp_rank,
                 (self.dp_rank, self.dp_size),
             )  # fmt: skip
+            if lora is not None and self.adapters is not None:
+                factors = RandomFactors(AdapterShape.of(self.shape, lora), seed)
+                fill_adapters(self.named(), factors, self.adapters, self.tp_rank)
         except CheckpointError as error:
             fault = str(error)
         self.everyone.agree(fault, "the weights cannot be loaded")
         for module in self.model.modules():
-            if isinstance(module, LlamaAttention):
+            if isinstance(module, LlamaAttention | Adapter):
                 module.sum_copies()
-        replicas = 1 if options.zero1 else options.dp
         self.optimizer = initialize_parallel_optimizer(
             self.nxd_config,
             ClippedAdamW,
-            groups(self._named(), self.layout, self.tp_rank, self.pp_rank, replicas, optimizer.weight_decay),
+            self._groups(optimizer.weight_decay),
             lr=0.0,
             betas=optimizer.betas,
             eps=optimizer.eps,
             clip=optimizer.grad_clip,
         )
-        if exact:
-            begin_with(exact, self._named(), self.optimizer.optimizer)
+        if exact and lora is None:
+            begin_with(exact, self.named(), self.optimizer.optimizer)
         self.optimizer_steps = 0
+        self._saver: Saver | None = None
+        if self.adapters is not None:
+            self._state = AdapterState(self)
+            self._saver = Saver(self.everyone, self._state, lambda: self.allowed())
 
     @property
     def sequence_parallel(self) -> bool:
@@ -172,23 +175,35 @@ class NxdEngine:
             return Evaluation(self._mean(sum(losses) / self.micro_batches), tokens, 0)
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        if self._saver is not None:
+            self._saver.begin(Path(folder), step, state)
+            self._saver.end()
+            return
         persist.save(self, Path(folder), step, state)
         if not self.saving.asynchronous:
             persist.finish(self)
 
     def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
+        if self._saver is not None:
+            self._saver.begin(Path(folder), step, state, read_back=read_back)
+            return
         # its hashes are of what is read back anyway
         persist.save(self, Path(folder), step, state)
 
     def end_save(self, wait: bool = True) -> int | None:
+        if self._saver is not None:
+            return self._saver.end(wait)
         # the library does not tell when its thread is done
         return persist.finish(self) if wait or not self.saving.asynchronous else None
 
     def abandon_save(self) -> None:
-        persist.abandon(self)
+        if self._saver is not None:
+            self._saver.abandon()
+        else:
+            persist.abandon(self)
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
-        return persist.load(self, Path(checkpoint))
+        return persist.load(self, Path(checkpoint)) if self._saver is None else self._state.load(Path(checkpoint))
 
     def prune(
         self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
@@ -196,7 +211,7 @@ class NxdEngine:
     ) -> None:  # fmt: skip
         everyone = self.everyone
         prune(
-            line, keep, arrived, whole, distrusted, spared,
+            line, keep, arrived, whole if self._saver is None else manifest, distrusted, spared,
             gather=everyone.gather, rank=everyone.rank, local_rank=local_rank(),
         )  # fmt: skip
 
@@ -204,7 +219,7 @@ class NxdEngine:
         return self.everyone.sum(float(flag))[0] > 0
 
     def close(self) -> None:
-        persist.finish(self)
+        self.end_save()
         if dist.is_initialized():
             parallel_state.destroy_model_parallel()
             dist.destroy_process_group()
@@ -215,31 +230,17 @@ class NxdEngine:
         described = normalise(self.config)
         rotary = Rotary(transformers_config(self.config), described)
         padding = self.config.get("pad_token_id")
-        return CausalLM(Build(described, self.layout, padding, self.dtype, self.sequence_parallel, rotary))
+        return CausalLM(
+            Build(described, self.layout, padding, self.dtype, self.sequence_parallel, rotary, self.adapters)
+        )
 
-    def _pipeline(self) -> dict[str, Any]:
-        """The library's pipeline settings; the stages are cut where the layout cuts them."""
-        options, family = self.options, FAMILIES[self.shape.family]
-        stages = options.pp * options.virtual_stages
-        cut = Layout(self.shape, 1, stages, cuts=options.pipeline_cuts or None)
-        return {
-            "transformer_layer_cls": layer_class(self.shape),
-            "num_microbatches": self.micro_batches,
-            "virtual_pipeline_size": options.virtual_stages,
-            "pipeline_cuts": [f"{family.prefix}.layers.{cut.layers(s)[-1]}" for s in range(stages - 1)],
-            "output_loss_value_spec": True,
-            "input_names": ["input_ids", "labels", "weights"],
-            "leaf_module_cls": ["RMSNorm", "LayerNorm", "WeighedLoss"],
-            "use_zero1_optimizer": options.zero1,
-            "use_optimizer_wrapper": True,
-        }
+    def _groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        replicas = 1 if self.options.zero1 else self.options.dp
+        if self.adapters is not None:
+            return adapter_groups(self.named(), self.adapters, self.tp_rank, replicas, weight_decay)
+        return groups(self.named(), self.layout, self.tp_rank, self.pp_rank, replicas, weight_decay)
 
-    def _recomputed(self) -> Any:
-        """The module class whose activations are not kept."""
-        kinds: dict[str, type[nn.Module]] = {"full": layer_class(self.shape), "selective": CoreAttention}
-        return kinds.get(self.options.activation_checkpointing)
-
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
+    def named(self) -> list[tuple[str, nn.Parameter]]:
         """(NxD's name, parameter) of what this rank holds, without the wrappers' part of the names."""
         return [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in self.model.named_parameters()]
 
@@ -295,7 +296,3 @@ class NxdEngine:
         """From the losses on the last stages to the mean, on every rank."""
         mine = float(loss) if self.last and self.tp_rank == 0 else 0.0
         return self.everyone.sum(mine)[0] / self.dp_size
-
-
-def _leave_empty(_module: nn.Module, _device: torch.device) -> None:
-    """Parameters made on `meta` get memory from the library and their values from `fill`."""

@@ -58,11 +58,6 @@ def init_distributed() -> None:
         dist.init_process_group(kind, store=store, rank=0, world_size=1)
 
 
-def local_rank() -> int:
-    """This process's number on its host, as torchrun says it."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 class Everyone:
     """Talk between all ranks, over gloo on the hosts whatever carries the tensors."""
 

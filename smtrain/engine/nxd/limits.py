@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from smtrain.engine.base import ParallelOptions
 from smtrain.model.families import ModelShape
+from smtrain.model.lora import Lora
 
 
-def refusals(shape: ModelShape, options: ParallelOptions, processes: int) -> list[str]:
+def refusals(shape: ModelShape, options: ParallelOptions, processes: int, lora: Lora | None = None) -> list[str]:
     """Why a model cannot be trained so by `processes` processes; each names the setting and a way out."""
     faults = shape.mesh_faults(options.tp, options.pp)
     if options.tp * options.pp * options.dp != processes:
@@ -14,18 +15,18 @@ def refusals(shape: ModelShape, options: ParallelOptions, processes: int) -> lis
             f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number of processes, "
             f"{processes}"
         )
-    if shape.vocab % options.tp:
-        faults.append(
-            f"parallel.tp: {options.tp} does not divide the vocabulary of {shape.vocab}, which NxD does not "
-            "pad in training; use a tp that does"
-        )
     if options.precision == "bf16" and options.tp > 1 and not options.sequence_parallel:
         faults.append(
             "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 "
             "without it; set it to true"
         )
-    if options.precision == "bf16" and not options.zero1:
+    if options.precision == "bf16" and not options.zero1 and lora is None:  # adapters are fp32
         faults.append(
             "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"
+        )
+    if lora is not None and lora.dropout:
+        faults.append(
+            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks would be another graph at "
+            "every step; set it to 0"
         )
     return faults

@@ -7,86 +7,20 @@ under sequence parallelism: the order of dimensions that NxD's layers take for i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
-from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
+from neuronx_distributed.parallel_layers.layers import ParallelEmbedding
 from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
-from neuronx_distributed.parallel_layers.mappings import copy_to_tensor_model_parallel_region
-from neuronx_distributed.parallel_layers.parallel_state import get_kv_shared_group
+from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_rank
 from torch import nn
 
-from smtrain.engine.nxd.attention import CoreAttention, Rotary
+from smtrain.engine.nxd.attention import CoreAttention
+from smtrain.engine.nxd.build import Build, HeadNorm
+from smtrain.engine.nxd.lora import factor_of, sum_over_copies
 from smtrain.model.families import FAMILIES, ModelShape
-from smtrain.model.hf_config import HFConfig
-from smtrain.model.layout import Layout
-
-
-@dataclass(frozen=True)
-class Build:
-    """What every module is made from."""
-
-    config: HFConfig
-    layout: Layout
-    padding: int | None
-    """The token whose embedding stays as it is."""
-    dtype: torch.dtype
-    sequence_parallel: bool
-    rotary: Rotary
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.config.shape
-
-    def column(self, out: int, *, bias: bool, stride: int = 1) -> ColumnParallelLinear:
-        """A linear whose rows are cut; `stride` of them lie side by side in it."""
-        return ColumnParallelLinear(
-            self.shape.hidden, out, bias=bias, gather_output=False, dtype=self.dtype, stride=stride,
-            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
-        )  # fmt: skip
-
-    def row(self, into: int, *, bias: bool) -> RowParallelLinear:
-        """A linear whose columns are cut, behind one whose rows are."""
-        return RowParallelLinear(
-            into, self.shape.hidden, bias=bias, input_is_parallel=True, dtype=self.dtype,
-            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
-        )  # fmt: skip
-
-    def norm(self) -> nn.Module:
-        """The family's norm; under sequence parallelism NxD sums its gradient, which each rank has a part of."""
-        norm: nn.Module
-        if FAMILIES[self.shape.family].norm_bias:
-            norm = nn.LayerNorm(self.shape.hidden, eps=self.config.eps, dtype=self.dtype)
-        else:
-            norm = RMSNorm(self.shape.hidden, self.config.eps, self.dtype)
-        for parameter in norm.parameters():
-            parameter.sequence_parallel_enabled = self.sequence_parallel  # type: ignore[attr-defined]
-        return norm
-
-
-class RMSNorm(nn.Module):
-    """As transformers computes it: in fp32, rounded before the weight."""
-
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size, dtype=dtype)), eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scale(x, self.weight)
-
-    def scale(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-
-
-class HeadNorm(RMSNorm):
-    """Of queries or keys: each rank sees its own heads only, so the backward pass sums the weight's gradient."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scale(x, copy_to_tensor_model_parallel_region(self.weight))
 
 
 class LlamaAttention(nn.Module):
@@ -108,6 +42,7 @@ class LlamaAttention(nn.Module):
             self.q_norm, self.k_norm = (HeadNorm(self.head, build.config.eps, build.dtype) for _ in range(2))
         self.core = CoreAttention(build.config.windows[layer])
         self.o_proj = build.row(shape.heads * self.head, bias=shape.o_bias)
+        self.adapters = build.adapted(layer, "self_attn", "q_proj", "k_proj", "v_proj", "o_proj")
 
     def _add_biases(self, build: Build) -> None:
         """NxD's own biases cannot be built here, and their copies' gradients would not be summed."""
@@ -120,16 +55,19 @@ class LlamaAttention(nn.Module):
         """Have the gradients of repeated key/value biases summed, once the parameters are on their device."""
         if self.qkv_proj.kv_size_multiplier > 1 and self.qkv_proj.bias_k is not None:
             for bias in (self.qkv_proj.bias_k, self.qkv_proj.bias_v):
-                bias.register_hook(_sum_over_copies)
+                if bias.requires_grad:
+                    bias.register_hook(sum_over_copies)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (self._heads(part) for part in self.qkv_proj(x))
+        parts = zip(("q_proj", "k_proj", "v_proj"), self.qkv_proj(x), strict=True)
+        q, k, v = (self._heads(self.adapters.add(name, x, part)) for name, part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotary.turn(q), self.rotary.turn(k)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        return self.o_proj(_joined(self.core(q, k, v)))
+        attended = _joined(self.core(q, k, v))
+        return self.adapters.add("o_proj", attended, self.o_proj(attended))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], x.shape[1], -1, self.head).permute(1, 2, 0, 3)
@@ -138,16 +76,18 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """Gate and up projection in one matrix, as NxD stores them."""
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: Build, layer: int) -> None:
         super().__init__()
         shape = build.shape
         self.gate_up_proj = build.column(2 * shape.intermediate, bias=shape.mlp_bias, stride=2)
         self.down_proj = build.row(shape.intermediate, bias=shape.mlp_bias)
         self.act = _activation(build.config.activation)
+        self.adapters = build.adapted(layer, "mlp", "gate_proj", "up_proj", "down_proj")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(self.act(gate) * up)
+        inner = self.act(self.adapters.add("gate_proj", x, gate)) * self.adapters.add("up_proj", x, up)
+        return self.adapters.add("down_proj", inner, self.down_proj(inner))
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -156,7 +96,7 @@ class LlamaDecoderLayer(nn.Module):
     def __init__(self, build: Build, layer: int) -> None:
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = build.norm(), build.norm()
-        self.self_attn, self.mlp = LlamaAttention(build, layer), LlamaMLP(build)
+        self.self_attn, self.mlp = LlamaAttention(build, layer), LlamaMLP(build, layer)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x))
@@ -173,23 +113,27 @@ class NeoXAttention(nn.Module):
         self.query_key_value = build.column(3 * shape.heads * self.head, bias=shape.qkv_bias)
         self.core = CoreAttention(build.config.windows[layer])
         self.dense = build.row(shape.heads * self.head, bias=shape.o_bias)
+        self.adapters = build.adapted(layer, "attention", "query_key_value", "dense")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self.query_key_value(x)
+        rows = self.adapters.add("query_key_value", x, self.query_key_value(x))
         rows = rows.view(rows.shape[0], rows.shape[1], -1, 3 * self.head).permute(1, 2, 0, 3)
         q, k, v = rows.split(self.head, -1)
-        return self.dense(_joined(self.core(self.rotary.turn(q), self.rotary.turn(k), v)))
+        attended = _joined(self.core(self.rotary.turn(q), self.rotary.turn(k), v))
+        return self.adapters.add("dense", attended, self.dense(attended))
 
 
 class NeoXMLP(nn.Module):
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: Build, layer: int) -> None:
         super().__init__()
         self.dense_h_to_4h = build.column(build.shape.intermediate, bias=build.shape.mlp_bias)
         self.dense_4h_to_h = build.row(build.shape.intermediate, bias=build.shape.mlp_bias)
         self.act = _activation(build.config.activation)
+        self.adapters = build.adapted(layer, "mlp", "dense_h_to_4h", "dense_4h_to_h")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dense_4h_to_h(self.act(self.dense_h_to_4h(x)))
+        inner = self.act(self.adapters.add("dense_h_to_4h", x, self.dense_h_to_4h(x)))
+        return self.adapters.add("dense_4h_to_h", inner, self.dense_4h_to_h(inner))
 
 
 class NeoXDecoderLayer(nn.Module):
@@ -198,7 +142,7 @@ class NeoXDecoderLayer(nn.Module):
     def __init__(self, build: Build, layer: int) -> None:
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = build.norm(), build.norm()
-        self.attention, self.mlp = NeoXAttention(build, layer), NeoXMLP(build)
+        self.attention, self.mlp = NeoXAttention(build, layer), NeoXMLP(build, layer)
         self.parallel = build.config.parallel_residual
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -212,12 +156,28 @@ class NeoXDecoderLayer(nn.Module):
 class WeighedLoss(nn.Module):
     """Sum of token losses times their weights: the caller's weights make it the global batch's mean."""
 
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._vocabulary, self._padded = build.shape.vocab, build.vocabulary
+        self._kept: dict[torch.device, torch.Tensor] = {}
+
     def forward(self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`logits` [S, B, V / tp]; `labels` and `weights` [B, S], the weight of an ignored label being 0."""
         # The function writes into what it is given.
         wide = logits.float() if logits.dtype != torch.float32 else logits.clone()
+        if self._padded > self._vocabulary:
+            wide = wide + self._bar(wide)
         losses = parallel_cross_entropy(wide.contiguous(), labels.transpose(0, 1).contiguous())
         return (losses * weights.transpose(0, 1)).sum()
+
+    def _bar(self, logits: torch.Tensor) -> torch.Tensor:
+        """[V / tp], made on the host so that all ranks have one graph: what keeps padding out of the softmax."""
+        if logits.device not in self._kept:
+            rows = logits.shape[-1]
+            tokens = torch.arange(rows) + get_tensor_model_parallel_rank() * rows
+            bar = torch.zeros(rows).masked_fill(tokens >= self._vocabulary, torch.finfo(torch.float32).min)
+            self._kept[logits.device] = bar.to(logits.device)
+        return self._kept[logits.device]
 
 
 class Decoder(nn.Module):
@@ -227,7 +187,7 @@ class Decoder(nn.Module):
         super().__init__()
         family, layer = FAMILIES[build.shape.family], layer_class(build.shape)
         embed = ParallelEmbedding(
-            build.shape.vocab, build.shape.hidden, dtype=build.dtype,
+            build.vocabulary, build.shape.hidden, dtype=build.dtype,
             padding_idx=None if build.shape.family == "gpt_neox" else build.padding,
             sequence_parallel_enabled=build.sequence_parallel,
         )  # fmt: skip
@@ -247,10 +207,19 @@ class CausalLM(nn.Module):
         family = FAMILIES[build.shape.family]
         decoder = Decoder(build)
         setattr(self, family.prefix, decoder)
-        head = build.column(build.shape.vocab, bias=False)
+        head = build.column(build.vocabulary, bias=False)
         setattr(self, family.head, head)
-        self.loss = WeighedLoss()
+        self.loss = WeighedLoss(build)
         self.tie()
+        if build.adapters is not None:
+            # a layer that is computed again needs an input with a gradient, or its adapters get none
+            getattr(decoder, family.embed).register_forward_hook(_with_gradient)
+            self.freeze()
+
+    def freeze(self) -> None:
+        """Train nothing but adapters."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(factor_of(name) is not None)
 
     def tie(self) -> None:
         """One matrix for embedding and head, where config.json says so."""
@@ -288,7 +257,5 @@ def _activation(name: str) -> Any:
     return F.silu if name == "silu" else ACT2FN[name]
 
 
-def _sum_over_copies(gradient: torch.Tensor) -> torch.Tensor:
-    whole = gradient.clone()
-    torch.distributed.all_reduce(whole, group=get_kv_shared_group())
-    return whole
+def _with_gradient(_module: nn.Module, _args: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden.requires_grad_() if torch.is_grad_enabled() else hidden

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smtrain.checkpoint.nxd_names import stored
+from smtrain.engine.nxd.lora import factor_of
 from smtrain.model.families import FAMILIES
 from smtrain.model.layout import Layout
 
@@ -30,11 +31,28 @@ def groups(
     """
     parts = {tensor.name: tensor.parts[0] for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
     head = f"{FAMILIES[layout.shape.family].head}.weight"
-    found: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
-    for name, parameter in parameters:
-        share = 1.0 / (layout.shard(parts[name], tp_rank).copies * replicas)
+
+    def share(name: str) -> float:
         if layout.shape.tied and name == head and layout.pp > 1 and pp_rank > 0:
-            share = 0.0  # the first stage's embedding counts for both
+            return 0.0  # the first stage's embedding counts for both
+        return 1.0 / (layout.shard(parts[name], tp_rank).copies * replicas)
+
+    return _grouped(((p, share(name)) for name, p in parameters), weight_decay)
+
+
+def adapter_groups(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]], layout: Layout, tp_rank: int, replicas: int,
+    weight_decay: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The same of LoRA's factors, and of nothing else; `layout` is theirs."""
+    factors = ((factor_of(name), p) for name, p in parameters)
+    counted = ((p, 1.0 / (layout.shard(f, tp_rank).copies * replicas)) for f, p in factors if f is not None)
+    return _grouped(counted, weight_decay)
+
+
+def _grouped(parameters: Iterable[tuple[torch.nn.Parameter, float]], weight_decay: float) -> list[dict[str, Any]]:
+    found: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
+    for parameter, share in parameters:
         found.setdefault((parameter.ndim > 1, share), []).append(parameter)
     return [
         {"params": members, "weight_decay": weight_decay if decayed else 0.0, SHARE: share}
@@ -85,7 +103,7 @@ class ClippedAdamW(torch.optim.AdamW):
 
     def _update(self, group: dict[str, Any], own: list[torch.nn.Parameter]) -> None:
         first, second = group["betas"]
-        states = [self._state_of(p) for p in own]
+        states = [self.state_of(p) for p in own]
         steps = float(states[0]["step"]) + 1
         changing = (1.0 - group["lr"] * group["weight_decay"], -group["lr"] / (1.0 - first**steps))
         kept, size, correction = torch.tensor([*changing, math.sqrt(1.0 - second**steps)]).to(own[0].device).unbind()
@@ -97,7 +115,7 @@ class ClippedAdamW(torch.optim.AdamW):
             square.mul_(second).addcmul_(p.grad, p.grad, value=1.0 - second)
             p.mul_(kept).add_(size * average / (square.sqrt() / correction + group["eps"]))
 
-    def _state_of(self, p: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    def state_of(self, p: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """As torch's AdamW keeps it. The zeros come from the host: made on the device they would be a part of the
         first step's graph, which would thus be another than all later ones."""
         state: dict[str, torch.Tensor] = self.state[p]

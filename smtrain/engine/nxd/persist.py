@@ -18,7 +18,7 @@ from neuronx_distributed import finalize_checkpoint, load_checkpoint, save_check
 from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.verifying import deal, host_of, sha256_of
 from smtrain.engine.nxd import whole
-from smtrain.engine.nxd.library import local_rank
+from smtrain.engine.saving import local_rank
 from smtrain.errors import CheckpointError, SmtrainError
 
 if TYPE_CHECKING:

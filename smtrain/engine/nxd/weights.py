@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from smtrain.checkpoint.nxd_names import stored
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.engine.initial import RandomWeights
+from smtrain.engine.initial import RandomFactors, RandomWeights
+from smtrain.engine.nxd.lora import factor_of
 from smtrain.errors import CheckpointError
 from smtrain.model.layout import Layout
 
@@ -26,13 +27,16 @@ def fill(
 
     Gives ZeRO-1's part, in fp32 on the host, of each parameter that cannot hold its source's precision: its rows are
     padded to a multiple of the data-parallel ranks and dealt evenly; `dp` is this one's number and how many there are.
-    Raises `CheckpointError` if the source lacks a parameter or has another shape of it.
+    LoRA's factors are left as they are. Raises `CheckpointError` if the source lacks a parameter or has another shape
+    of it.
     """
     parts = {tensor.name: tensor.parts for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
     held = set(source.names())
     exact: dict[str, torch.Tensor] = {}
     rank, size = dp
     for name, parameter in parameters:
+        if factor_of(name) is not None:
+            continue
         found = torch.cat([_local(part, source, held, layout, tp_rank) for part in parts[name]])
         rounded = found.to(parameter.dtype)
         parameter.data.copy_(rounded)
@@ -41,6 +45,18 @@ def fill(
             mine = found[rank * rows : (rank + 1) * rows].float()
             exact[name] = torch.cat([mine, mine.new_zeros(rows - mine.shape[0], *mine.shape[1:])])
     return exact
+
+
+@torch.no_grad()
+def fill_adapters(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]], source: RandomFactors, layout: Layout, tp_rank: int
+) -> None:
+    """Read this rank's parts of LoRA's factors; `layout` is theirs."""
+    for name, parameter in parameters:
+        if (factor := factor_of(name)) is not None:
+            parameter.data.copy_(
+                _cut(lambda *where, factor=factor: source.read(factor, *where), layout, factor, tp_rank)
+            )
 
 
 @torch.no_grad()
@@ -70,7 +86,13 @@ def _local(
             f"{known} is {list(source.shape(known))} in the weights and {list(layout.spec(name).shape)} by "
             "config.json: take weights and config.json from the same model"
         )
+    return _cut(lambda *where: source.read(known, *where), layout, name, tp_rank)
+
+
+def _cut(read: Callable[..., torch.Tensor], layout: Layout, name: str, tp_rank: int) -> torch.Tensor:
     shard = layout.shard(name, tp_rank)
     if shard.dim is None:
-        return source.read(known)
-    return torch.cat([source.read(known, shard.dim, start, stop) for start, stop in shard.ranges], shard.dim)
+        return read()
+    found = torch.cat([read(shard.dim, start, stop) for start, stop in shard.ranges], shard.dim)
+    missing = shard.size - found.shape[shard.dim]  # rows of a vocabulary that tp does not divide
+    return found if not missing else torch.cat([found, found.new_zeros(missing, *found.shape[1:])])

@@ -25,7 +25,7 @@ STEADY = replace(OPTIMIZER, eps=1e-6)
 
 def engine(
     config: dict[str, Any], options: ParallelOptions, *, source: Any = None, seed: int | None = None,
-    form: Any = "pt", asynchronous: bool = False, optimizer: Any = OPTIMIZER,
+    form: Any = "pt", asynchronous: bool = False, optimizer: Any = OPTIMIZER, lora: Any = None,
 ) -> Any:  # fmt: skip
     """An engine of its own process group: the library keeps its groups in globals."""
     import torch.distributed as dist
@@ -45,7 +45,7 @@ def engine(
         source = Memory(config, weights(config))
     each = BATCH // options.dp // options.micro_batch_size
     assert dist.is_initialized()
-    return NxdEngine(config, options, optimizer, source, seed or 0, each, SaveOptions(form, asynchronous))
+    return NxdEngine(config, options, optimizer, source, seed or 0, each, SaveOptions(form, asynchronous), lora)
 
 
 def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS) -> list[tuple[float, float]]:

@@ -57,7 +57,7 @@ def test_the_engine_uses_no_name_and_no_argument_beyond_the_list() -> None:
 
 
 def test_the_pipelines_settings_are_those_of_the_list() -> None:
-    tree = ast.parse((Path(package.__file__).parent / "engine.py").read_text())
+    tree = ast.parse((Path(package.__file__).parent / "library_config.py").read_text())
     method = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "_pipeline")
     returned = next(n for n in ast.walk(method) if isinstance(n, ast.Return))
     assert isinstance(returned.value, ast.Dict)
