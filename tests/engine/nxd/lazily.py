@@ -20,9 +20,9 @@ import torch_xla.debug.metrics as metrics
 STEPS = 400
 
 
-def rate(step: int) -> float:
+def rate(step: int, steps: int = STEPS) -> float:
     """Down to 0 as with `min_lr: 0`, where it stays for some steps, and up again; steps count from 1."""
-    return 3e-3 * max(0.0, 1.0 - step / (STEPS - 50)) if step < STEPS - 20 else 1e-3
+    return 3e-3 * max(0.0, 1.0 - step / (steps - 50)) if step < steps - 20 else 1e-3
 
 
 def compilations() -> int:
@@ -90,10 +90,14 @@ def optimizer() -> dict[str, Any]:
     return {"ours": compiled, "torchs": anew, "apart": apart}
 
 
-def engine(zero1: bool, folder: Path) -> dict[str, Any]:
-    """A tiny model trained by the engine, saved at step 5 and step 330, and another engine that goes on from there."""
+def engine(how: str, folder: Path) -> dict[str, Any]:
+    """A tiny model trained by the engine, saved at step 5 and a later one, and another engine that goes on from there.
+
+    `how` is `zero1`, `plain`, or `adapter`: LoRA with ZeRO-1, fewer steps.
+    """
     os.environ |= {"NXD_LOG_LEVEL": "warning", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    from smtrain.model.lora import Lora
     from tests.engine import cases
     from tests.engine.nxd import shim
 
@@ -107,31 +111,35 @@ def engine(zero1: bool, folder: Path) -> dict[str, Any]:
 
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "vocab_size": 64}
     config = cases.config("llama", **sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
-    options = replace(cases.mesh("111"), zero1=zero1)
-    e = NxdEngine(config, options, cases.OPTIMIZER, cases.Memory(config, cases.weights(config)), 0, 2)
+    options = replace(cases.mesh("111"), zero1=how != "plain")
+    lora = Lora(4, 8.0, targets=("q_proj", "v_proj", "o_proj", "up_proj")) if how == "adapter" else None
+    steps, middle = (60, 30) if lora else (STEPS, 330)
+    source = cases.Memory(config, cases.weights(config))
+    e = NxdEngine(config, options, cases.OPTIMIZER, source, 0, 2, lora=lora)
     counted, losses = Counted(), []
     behind: Callable[[], Any] | None = None
     waits = 0
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         read = readings()
-        begun = e.begin_step(*cases.batch(config, step % 4), rate(step))
+        begun = e.begin_step(*cases.batch(config, step % 4), rate(step, steps))
         waits += readings() - read
         if behind is not None:  # as the loop does, a step late
             losses.append(behind().loss)
         behind = begun
-        if step in (5, 330):
+        if step in (5, middle):
             e.save(folder, step, {})
         counted.after(step)
     assert behind is not None
     losses.append(behind().loss)
-    other = NxdEngine(config, options, cases.OPTIMIZER, None, 7, 2)
-    other.load(folder / "step_00000330")
-    again = [other.step(*cases.batch(config, step % 4), rate(step)).loss for step in range(331, 334)]
-    return {"compiled": counted.steps, "waits": waits, "losses": losses, "again": again}
+    other = NxdEngine(config, options, cases.OPTIMIZER, source if lora else None, 7, 2, lora=lora)
+    other.load(folder / f"step_{middle:08d}")
+    on = range(middle + 1, middle + 4)
+    again = [other.step(*cases.batch(config, step % 4), rate(step, steps)).loss for step in on]
+    return {"compiled": counted.steps, "waits": waits, "losses": losses, "again": again, "on": list(on)}
 
 
 if __name__ == "__main__":
     what = sys.argv[1]
-    found = optimizer() if what == "optimizer" else engine(what == "zero1", Path(sys.argv[2]))
+    found = optimizer() if what == "optimizer" else engine(what, Path(sys.argv[2]))
     print(json.dumps(found), flush=True)
     os._exit(0)  # the library's own farewell waits for devices that are not here

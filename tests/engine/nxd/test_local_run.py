@@ -109,7 +109,7 @@ def test_an_adapter_goes_on_under_the_other_engine_and_is_exported(
     folder = back.download(tmp_path / "adapter")
     told = json.loads((folder / "adapter_config.json").read_text())
     assert (told["r"], told["target_modules"]) == (4, ["down_proj", "q_proj"])
-    with pytest.raises(JobError, match="holds a LoRA adapter, and train.adapter is not set"):
+    with pytest.raises(JobError, match="holds a LoRA adapter"):
         smtrain.launch(config(trained_inputs, "adapted", steps=9), stage="train", say=_silent)
 
 
