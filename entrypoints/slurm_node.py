@@ -90,6 +90,16 @@ def own_graphs(shared: str) -> str:
     return str(own)
 
 
+def say_full(ml: Path, why: str) -> None:
+    """Leave the cause of a failure in the room that the batch script has kept for it."""
+    with contextlib.suppress(OSError):
+        (ml.parent.parent / ".reserve").unlink(missing_ok=True)
+        (ml / "output").mkdir(exist_ok=True)
+        (ml / "output/failure").write_text(
+            f"{ml}: {why}; make room in cluster.shared, then launch it again to go on from its last checkpoint", "utf-8"
+        )
+
+
 def run(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
     """Run the launcher with every line of it in the log, behind its time; gives its status, 128 + a signal.
 
@@ -104,13 +114,24 @@ def run(command: list[str], log: Path, environment: dict[str, str], told: Path) 
 
     signal.signal(signal.SIGTERM, stop)
     assert process.stdout
+    lost, why = 0, ""
     with open(log, "ab", buffering=0) as out:
         for line in process.stdout:
-            stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            out.write(stamp.encode() + b" " + line.rstrip(b"\r\n") + b"\n")
+            stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
+            entry = stamp + b" " + line.rstrip(b"\r\n") + b"\n"
+            if lost:
+                entry = stamp + f" ({lost} lines were lost here: {why})\n".encode() + entry
+            try:
+                written = out.write(entry)
+                lost = 0 if written == len(entry) else lost + 1
+            except OSError as error:  # a full disk: the stage itself says what that means to it
+                lost, why = lost + 1, str(error.strerror)
     status = process.wait()
     if status and not told.exists():
-        told.with_name("failed").touch()
+        with contextlib.suppress(OSError):
+            told.with_name("failed").touch()
+        if lost:
+            say_full(told.parent, why)
     return status if status >= 0 else 128 - status
 
 

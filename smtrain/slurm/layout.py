@@ -17,6 +17,8 @@ from __future__ import annotations
 
 SCHEME = "file://"
 REQUEST, SCRIPT, HISTORY, STOP = "request.json", "job.sh", "history.jsonl", "stop"
+RESERVE = ".reserve"
+"""Room on the disk for the words of an end, which a full one would else not take."""
 
 
 def path_of(uri: str) -> str:

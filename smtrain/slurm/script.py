@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.config.cluster import Cluster
-from smtrain.slurm.layout import HISTORY, REQUEST, STOP, path_of
+from smtrain.slurm.layout import HISTORY, REQUEST, RESERVE, STOP, path_of
 
 # Of these a next attempt goes on where the last one was left; any other stage would begin anew at each time limit.
 _GO_ON = ("prepare", "train")
@@ -40,7 +40,9 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
             f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {job} && sbatch THIS_FILE",
             *(f"{key}={shlex.quote(value)}" for key, value in values.items()),
             *(f"export {key}={shlex.quote(value)}" for key, value in sorted(exports.items())),
-            _BEGIN.format(request=REQUEST, history=HISTORY, stop=STOP, text=json.dumps(request, indent=1)),
+            _BEGIN.format(
+                request=REQUEST, history=HISTORY, reserve=RESERVE, stop=STOP, text=json.dumps(request, indent=1)
+            ),
             *environment_lines(cluster),
             *_inputs_of_s3(request, cluster),
             _STEP.format(srun=" ".join(_srun(request, cluster))),
@@ -117,18 +119,22 @@ def _on_nodes(nodes: int, cluster: Cluster, *more: str) -> list[str]:
 
 
 _BEGIN = """\
-note() {{ printf '{{"at": %s, "event": "%s", "id": "%s"%s}}\\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${{2:-}}" >>"$job/{history}"; }}
+note() {{
+  [ "$1" = start ] || rm -f "$job/{reserve}"  # an end is written also where the disk is full
+  printf '{{"at": %s, "event": "%s", "id": "%s"%s}}\\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${{2:-}}" >>"$job/{history}"
+}}
 mkdir -p "$job/logs" "$job/output/model" "$job/output/data"
 if [ ! -e "$job/{request}" ]; then cat >"$job/{request}" <<'END_OF_REQUEST'
 {text}
 END_OF_REQUEST
 fi
 if [ -e "$job/{stop}" ]; then note stopped; exit 3; fi
+head -c 65536 /dev/zero 2>/dev/null >"$job/{reserve}"
 note start ", \\"restart\\": ${{SLURM_RESTART_COUNT:-0}}, \\"nodes\\": \\"$SLURM_JOB_NODELIST\\""
 rm -rf "$job/code" && mkdir "$job/code" && tar -xzf "$bundle" -C "$job/code" || {{ note end ', "status": 1'; exit 1; }}
 ulimit -n 65535 2>/dev/null
 ulimit -l unlimited 2>/dev/null
-export SMTRAIN_MASTER_PORT=${{SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}}"""  # noqa: E501
+export SMTRAIN_MASTER_PORT=${{SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}}"""
 
 # USR1 comes from Slurm before the time limit, USR2 from `smtrain stop`, TERM where Slurm itself ends or
 # requeues the job. A shell runs a trap only once the command in front of it has ended, so srun stays behind and is

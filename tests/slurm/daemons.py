@@ -26,7 +26,7 @@ def lacking() -> str | None:
 class Slurm:
     """Its daemons as processes of ours, each ended by its id."""
 
-    def __init__(self, folder: Path, nodes: int = 2) -> None:
+    def __init__(self, folder: Path, nodes: int = 3) -> None:
         self.folder, self.nodes = folder, [f"node{number + 1}" for number in range(nodes)]
         self.conf = folder / "slurm.conf"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

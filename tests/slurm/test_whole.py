@@ -10,12 +10,11 @@ import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,10 @@ from smtrain.config.cluster import Cluster
 from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from smtrain.slurm.place import SlurmPlace
-from tests.job.processes import parent, ranks
 from tests.slurm import sshd
 from tests.slurm.conftest import wait_for
 from tests.slurm.daemons import Slurm
+from tests.slurm.faults import FAULTS
 
 pytestmark = pytest.mark.slow
 
@@ -147,86 +146,8 @@ def test_losses_are_those_of_this_machine_bit_for_bit(site: Site, chain: dict[st
     assert trained == metrics_of(job)
 
 
-def queued(site: Site, job: Job) -> str:
-    """The ID of a job that has not ended."""
-    return str(wait_for(lambda: site.place.queued_id(job.name)))
-
-
 def reached(job: Job) -> int:
     return max((int(record["step"]) for record in job.records if "loss" in record), default=0)
-
-
-def with_environment(*words: str) -> list[int]:
-    """Processes that were started with all these variables."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if {word.encode() for word in words} <= set((entry / "environ").read_bytes().split(b"\0")):
-                    found.append(int(entry.name))
-    return found
-
-
-def kill_rank(site: Site, job: Job, chance: random.Random) -> bool:
-    alive = ranks(with_environment(f"TRAINING_JOB_NAME={job.name}"))
-    with suppress(ProcessLookupError):
-        if alive:
-            os.kill(chance.choice(alive), signal.SIGKILL)
-    return bool(alive)
-
-
-def time_wall(site: Site, job: Job, _: random.Random) -> bool:
-    """What Slurm sends before the time limit, at once."""
-    site.slurm.run("scancel", "--batch", "--signal=USR1", queued(site, job))
-    return True
-
-
-def requeue(site: Site, job: Job, _: random.Random) -> bool:
-    site.slurm.run("scontrol", "requeue", queued(site, job))
-    return True
-
-
-def kill_node(site: Site, job: Job, chance: random.Random) -> bool:
-    """A node as good as switched off until Slurm has given it up: its slurmd and all that it runs are gone."""
-    node = chance.choice(site.slurm.nodes[:2])
-    site.slurm.kill(node)
-    ours = {*with_environment(f"TRAINING_JOB_NAME={job.name}", f"SLURMD_NODENAME={node}"), *batch_scripts(node)}
-    for pid in {*ours, *filter(is_step, map(parent, ours))}:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    try:
-        wait_for(lambda: "down" in site.slurm.run("sinfo", "-h", "-N", "-n", node, "-o", "%T"))
-    finally:
-        site.slurm.start_node(node)
-    return True
-
-
-def batch_scripts(node: str) -> list[int]:
-    """Shells of batch scripts on a node, as they lie in its spool folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if any(f"/spool-{node}/".encode() in word and word.endswith(b"/slurm_script") for word in words):
-                    found.append(int(entry.name))
-    return found
-
-
-def is_step(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd")
-    return False
-
-
-def kill_controller(site: Site, job: Job, _: random.Random) -> bool:
-    site.slurm.wait_saved(queued(site, job))
-    site.slurm.kill("slurmctld")
-    site.slurm.start_controller()
-    return True
-
-
-FAULTS: list[Callable[[Site, Job, random.Random], bool]] = [time_wall, kill_rank, requeue, kill_node, kill_controller]
 
 
 def meet_with_faults(site: Site, job: Job, kills: int) -> None:
@@ -239,6 +160,6 @@ def meet_with_faults(site: Site, job: Job, kills: int) -> None:
         fault = FAULTS[done] if done < len(FAULTS) else chance.choice(FAULTS)
         before = reached(job)
         print(f"{time.strftime('%T')} step {before}: {fault.__name__}", flush=True)
-        done += fault(site, job, chance)
+        done += fault(site.slurm, job, chance)
     if kills:
         assert site.ended(job) == "Completed", job.explain()

@@ -25,7 +25,10 @@ export NOTE='it'"'"'s $HOME'
 export SMTRAIN_CHECKPOINTS=/fsx/smtrain/c/
 export SMTRAIN_JOB_FOLDER=/fsx/smtrain/llama/jobs/llama-train-1a2b3c4d
 export TRAINING_JOB_NAME=llama-train-1a2b3c4d
-note() { printf '{"at": %s, "event": "%s", "id": "%s"%s}\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${2:-}" >>"$job/history.jsonl"; }
+note() {
+  [ "$1" = start ] || rm -f "$job/.reserve"  # an end is written also where the disk is full
+  printf '{"at": %s, "event": "%s", "id": "%s"%s}\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${2:-}" >>"$job/history.jsonl"
+}
 mkdir -p "$job/logs" "$job/output/model" "$job/output/data"
 if [ ! -e "$job/request.json" ]; then cat >"$job/request.json" <<'END_OF_REQUEST'
 {
@@ -63,6 +66,7 @@ if [ ! -e "$job/request.json" ]; then cat >"$job/request.json" <<'END_OF_REQUEST
 END_OF_REQUEST
 fi
 if [ -e "$job/stop" ]; then note stopped; exit 3; fi
+head -c 65536 /dev/zero 2>/dev/null >"$job/.reserve"
 note start ", \"restart\": ${SLURM_RESTART_COUNT:-0}, \"nodes\": \"$SLURM_JOB_NODELIST\""
 rm -rf "$job/code" && mkdir "$job/code" && tar -xzf "$bundle" -C "$job/code" || { note end ', "status": 1'; exit 1; }
 ulimit -n 65535 2>/dev/null
