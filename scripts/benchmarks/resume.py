@@ -3,9 +3,10 @@
 A native checkpoint of a Llama of about `--billions` parameters (bf16, 14 bytes a parameter on the disk) is written by
 one rank. Fresh processes then build the engine and load it as stage train does, in turn with and without hashes, each
 time with the files out of the page cache. `share` is (full - size) / size of the median seconds from the first hash to
-the loaded state, `waited_share` what was waited for hashes when all else was done, `gb_per_s` the speed of hashing on
-its threads. Needs some 20 GB of memory and 14 GB of disk for each billion, and takes fewer where they are not there.
-What is being done is said on stderr. 0.3 billion take some minutes on two cores; the promise is for `--billions 2.4`.
+the loaded state, `cpu_share` the same of CPU seconds, which a busy machine changes less, `waited_share` what
+was waited for hashes when all else was done, `gb_per_s` the speed of hashing on its threads. Needs some 20 GB of memory
+and 14 GB of disk for each billion, and takes fewer where they are not there. What is being done is said on stderr.
+0.3 billion take some minutes on two cores; the promise is for `--billions 2.4`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     )
     init_distributed()
     gather, records = join(config)
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     resume = Resume(choose(Lineage.of(folder, ""), records, gather, None), records, gather, config)
     built_from = time.perf_counter()
     engine = engine_of(described)
@@ -79,7 +80,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     seconds = time.perf_counter() - began
     told = {
         "seconds": seconds, "build": built, "waited": resume.waited, "bytes": resume.hashed, "busy": resume.hashing,
-        "parameters": engine.parameters,
+        "parameters": engine.parameters, "cpu": time.process_time() - busy,
     }  # fmt: skip
     dist.destroy_process_group()
     return told
@@ -146,9 +147,11 @@ def main() -> None:
                 found[how].append(part(how))
                 say(f"round {round_ + 1} of {options.rounds}: verify {how}, {found[how][-1]['seconds']:.1f} s")
     full, size = (statistics.median(run["seconds"] for run in found[how]) for how in ("full", "size"))
+    full_cpu, size_cpu = (statistics.median(run["cpu"] for run in found[how]) for how in ("full", "size"))
     result = {
         "billions": round(found["full"][0]["parameters"] / 1e9, 3),
         "share": round((full - size) / size, 4),
+        "cpu_share": round((full_cpu - size_cpu) / size_cpu, 4),
         "waited_share": round(statistics.median(r["waited"] / r["seconds"] for r in found["full"]), 4),
         "gb_per_s": round(statistics.median(r["bytes"] / 1e9 / r["busy"] for r in found["full"]), 3),
         "gigabytes": round(found["full"][0]["bytes"] / 1e9, 3),

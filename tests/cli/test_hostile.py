@@ -89,7 +89,7 @@ def test_what_the_encoding_lacks_is_printed_with_marks(monkeypatch: pytest.Monke
 @pytest.fixture(scope="module")
 def job(local_home: Path) -> smtrain.Job:
     """A hostile job that has failed."""
-    endpoint, name = ensure_running(), f"hostile-{time.time_ns()}"
+    endpoint, name = ensure_running(), f"hostile-{time.time_ns()}-train-00000000"
     session = endpoint.session()
     sagemaker = session.client("sagemaker")
     session.client("s3").put_object(Bucket=endpoint.bucket, Key=f"{name}/job.py", Body=SCRIPT.encode())
@@ -143,6 +143,21 @@ def test_lists_and_tables_are_clean_too(
         with pytest.raises(SystemExit):
             main()
     assert not STEERING.search("".join(capfd.readouterr()))
+
+
+def test_pages_that_are_made_of_it_are_clean(
+    job: smtrain.Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands = (["report", job.name, "--out", str(tmp_path / "r.html")], ["compare", *[job.name] * 2, "--out", "c"])
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", ["smtrain", *command, "--target", "local"])
+        with pytest.raises(SystemExit):
+            main()
+    assert not STEERING.search("".join(capfd.readouterr()))
+    pages = [path.read_text() for path in sorted(tmp_path.rglob("*.html"))]
+    assert "it failed" in pages[-1]
+    assert not [page for page in pages if STEERING.search(page) or "<script>alert" in page]
 
 
 def test_what_the_library_gives_is_clean(job: smtrain.Job) -> None:
