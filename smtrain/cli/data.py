@@ -297,6 +297,9 @@ def _unescaped(separator: str | None) -> str | None:
 
 
 def named(word: str, text: str) -> None:
-    """Raises `ConfigError` where what should name a file or folder is empty: it would mean the working directory."""
+    """Raises `ConfigError` where what should name a file or folder is empty (it would mean the working directory), or
+    where tokens are not on this machine."""
     if not text.strip():
         raise ConfigError([f"{word} is an empty name; name a file or a folder"])
+    if "://" in text and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
+        raise ConfigError([f"{word}: {text} is no folder of this machine; copy the tokens here (`aws s3 sync`) first"])
