@@ -83,7 +83,7 @@ class AdapterSection(Section):
     alpha: float = Field(32.0, gt=0)
     """What the adapters add is multiplied by alpha / rank (peft's lora_alpha)."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of an adapter's input that is dropped in training (peft's lora_dropout)."""
+    """Share of an adapter's input that is dropped in training (peft's lora_dropout); engine nxd takes 0 only."""
     targets: tuple[str, ...] = Field(("all-linear",), json_schema_extra=_or_one)
     """Which linear layers, by the last part of their names, such as [q_proj, v_proj]; `all-linear`: all in the decoder
     layers (peft's target_modules)."""

@@ -73,7 +73,7 @@ class NativeEngine:
         self.mesh.agree(fault, "the weights cannot be loaded")
         self.pipeline = Pipeline(self.stage, self.mesh)
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
-        self._saver = Saver(self.mesh, persist.Contents(self), lambda: self.allowed())
+        self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed())
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smtrain.engine.native.engine import NativeEngine
 
 
-class Contents:
+class StageContents:
     """What a rank of the native engine saves: its part of the weights and of the optimizer's state."""
 
     def __init__(self, engine: NativeEngine) -> None:

@@ -27,7 +27,7 @@ from smtrain.engine.nxd.build import Build
 from smtrain.engine.nxd.library import Everyone
 from smtrain.engine.nxd.library_config import library_config
 from smtrain.engine.nxd.limits import refusals
-from smtrain.engine.nxd.lora import Adapter, factor_of
+from smtrain.engine.nxd.lora import LinearAdapter, factor_of
 from smtrain.engine.nxd.model import CausalLM, LlamaAttention
 from smtrain.engine.nxd.optimizer import ClippedAdamW, adapter_groups, groups
 from smtrain.engine.nxd.persist import SaveOptions
@@ -100,7 +100,7 @@ class NxdEngine:
             fault = str(error)
         self.everyone.agree(fault, "the weights cannot be loaded")
         for module in self.model.modules():
-            if isinstance(module, LlamaAttention | Adapter):
+            if isinstance(module, LlamaAttention | LinearAdapter):
                 module.sum_copies()
         self.optimizer = initialize_parallel_optimizer(
             self.nxd_config,

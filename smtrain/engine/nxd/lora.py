@@ -30,7 +30,7 @@ from smtrain.model.lora import A, AdapterShape, B
 _HELD = ".adapters."  # between a block and its linear's name, in the names of parameters
 
 
-class Adapter(nn.Module):
+class LinearAdapter(nn.Module):
     """A and B of one linear, or this rank's parts of them."""
 
     def __init__(self, layout: Layout, module: str, sequence_parallel: bool) -> None:
@@ -72,7 +72,7 @@ class Adapters(nn.ModuleDict):
         asked = shape.lora.targets if isinstance(shape, AdapterShape) else ()
         super().__init__(
             {
-                name: Adapter(layout, f"{block}.{name}", sequence_parallel)
+                name: LinearAdapter(layout, f"{block}.{name}", sequence_parallel)
                 for name in linears
                 if layout is not None and name in asked
             }
