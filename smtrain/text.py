@@ -6,9 +6,13 @@ of our own errors, `errors.py`) and where it goes out (`say`, which every comman
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable
+from typing import Any
 
+_ASCII = {**dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), "…": "~", "━": "-", "╸": "-", "╺": "-", "─": "-", "±": "~"}
+_PLAINLY = "smtrain.plainly"
 Say = Callable[[str], None]
 """Whoever shows a sentence to the user."""
 
@@ -22,6 +26,11 @@ _SEQUENCE = re.compile(
 # Controls but tab and line feed; what changes the direction of writing; halves of surrogate pairs, which have no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _ENDS = re.compile(r"\r+\n|[\u2028\u2029]")
+_WORD = re.compile(r"`[^`]*`\S*|\S+")
+# What a wrapped line's next lines stand below: the second column, if there is one, else the text behind a mark.
+_COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
+# To be copied as it stands: the terminal breaks it, and copies it without the break.
+_TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain |pip |export )")
 
 
 def clean(text: str) -> str:
@@ -50,14 +59,58 @@ def clean_values(value: object) -> object:
     return value
 
 
-def say(*values: object, end: str = "\n", error: bool = False) -> None:
-    """Print, cleaned: on standard error if `error`. Where the encoding lacks a character, there is a mark for it."""
+def wrapped(text: str, columns: int) -> str:
+    """The text with its longer lines broken between words; a command, also one in backticks, stays in one piece."""
+    return "\n".join(_broken(line, columns) if len(line) > columns else line for line in text.split("\n"))
+
+
+def _broken(line: str, columns: int) -> str:
+    if _TYPED.match(line):
+        return line
+    text = line.lstrip(" ")
+    line = " " * min(len(line) - len(text), columns * 2 // 5) + text
+    column = _COLUMN.match(line)
+    assert column is not None  # every line has it, if only empty
+    indent = column.end() if column.end() <= columns * 2 // 5 else len(line) - len(text) + 2
+    lines: list[str] = []
+    start, last = 0, 0  # of the line that is being filled: its beginning, and the end of its last word
+    for word in _WORD.finditer(line):
+        if word.end() - start + (indent if lines else 0) > columns and last > start:
+            lines.append(line[start:last])
+            start = word.start()
+        last = word.end()
+    lines.append(line[start:])
+    return f"\n{' ' * indent}".join(lines)
+
+
+def say(*values: object, end: str = "\n", error: bool = False, whole: bool = False) -> None:
+    """Print, cleaned: on standard error if `error`. Where the encoding lacks a character, there is a mark for it.
+
+    A terminal gets lines that fit; `whole` is for what programs read, such as JSON.
+    """
     import sys
 
     stream = sys.stderr if error else sys.stdout
     text = clean(" ".join(map(str, values)))
+    if not whole and end == "\n" and stream.isatty():
+        import shutil
+
+        text = wrapped(text, max(20, shutil.get_terminal_size().columns))
+    plainly(stream)
+    print(text, end=end, file=stream)
+
+
+def plainly(stream: Any) -> None:
+    """Let a stream whose encoding lacks our bars and frames (LC_ALL=C) take marks of ASCII in their place."""
+    if stream is None or not hasattr(stream, "reconfigure") or stream.errors == _PLAINLY:
+        return
     try:
-        print(text, end=end, file=stream)
+        "█".encode(stream.encoding)
     except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        print(text.encode(encoding, "replace").decode(encoding), end=end, file=stream)
+        codecs.register_error(_PLAINLY, _marks)
+        stream.reconfigure(errors=_PLAINLY)
+
+
+def _marks(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end

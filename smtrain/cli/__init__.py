@@ -63,7 +63,10 @@ def _without_command(argv: list[str]) -> int:
 
     try:
         if not argv or argv[0] in ("-h", "--help"):
-            print(_help(), flush=True)  # noqa: T201
+            from smtrain.text import say
+
+            say(_help())
+            sys.stdout.flush()
             return 0
         if argv[0] == "--version":
             from smtrain import __version__
@@ -88,6 +91,6 @@ def _help() -> str:
     lines = ["Usage: smtrain COMMAND [OPTIONS]", ""]
     lines += ["Continue the pre-training of an open LLM on AWS Trainium, or try the same job on this machine.", ""]
     lines += ["Commands:"]
-    lines += [f"  {name:11} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:12} {text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "`smtrain COMMAND --help` shows a command's options."]
     return "\n".join(lines)

@@ -28,6 +28,6 @@ def check(
     from smtrain.preflight import check as look
 
     report = look(config, stage=stage.value if stage else None, target=options.name_of(target), set_=set_ or ())
-    say(json.dumps(report.to_dict(), indent=2) if as_json else report)
+    say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:
         raise typer.Exit(2)

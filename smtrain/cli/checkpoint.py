@@ -26,7 +26,7 @@ def inspect(path: Path, config: Config = None) -> None:
     from smtrain.checkpoint import summary
 
     found = summary.inspect(path, _read(config))
-    say(json.dumps(found.to_dict(), indent=2))
+    say(json.dumps(found.to_dict(), indent=2), whole=True)
 
 
 @app.command()

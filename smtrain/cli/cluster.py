@@ -55,7 +55,7 @@ def template(
         region, head_subnet or UNKNOWN_SUBNET, compute_subnet or UNKNOWN_SUBNET, key_name, os, ami,
         capacity_block=capacity_block, spot=spot, storage_gib=storage,
     )  # fmt: skip
-    say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip())
+    say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip(), whole=True)
     idle, busy = (f"${one:,.2f}" if one is not None else "an unknown price" for one in dollars_per_hour(loaded, site))
     say(f"an hour costs {idle} while the cluster is idle, and {busy} more while the train stage runs (SageMaker's "
         "prices for machines; storage by a guess)", error=True)  # fmt: skip

@@ -61,7 +61,7 @@ def compare(
     )  # fmt: skip
     told = found.to_dict()
     if json:
-        say(encoder.dumps(told))
+        say(encoder.dumps(told), whole=True)
     else:
         for one, row in zip(found.series, (told["baseline"], *told["compared"]), strict=True):
             losses = [record["loss"] for record in one.records]

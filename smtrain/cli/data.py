@@ -181,7 +181,7 @@ def inspect(
     if png:
         summary.save_picture(about, Path(png), dataset)
     if as_json:
-        say(json.dumps(about.facts, indent=2))
+        say(json.dumps(about.facts, indent=2), whole=True)
         return
     for key, value in about.facts.items():
         say(f"{key:16} {value:,}" if type(value) is int else f"{key:16} {value}")

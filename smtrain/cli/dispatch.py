@@ -11,7 +11,7 @@ from typing import Any
 from smtrain.cli.typed import forget, in_flags
 from smtrain.edge import sentence
 from smtrain.errors import ConfigError, SmtrainError
-from smtrain.text import say
+from smtrain.text import plainly, say
 
 
 class UsageError(SmtrainError):
@@ -42,6 +42,8 @@ def _parsed(app: Any, name: str, argv: list[str]) -> object:
 def guarded(command: Callable[[], object]) -> int:
     """The exit status of a command. Its errors are told here, and so is a reader of its output that has gone."""
     forget()
+    plainly(sys.stdout)
+    plainly(sys.stderr)
     try:
         status = _ended(command)
         sys.stdout.flush()  # what is left in it is refused here, not while the interpreter ends

@@ -74,7 +74,7 @@ def evaluate(
     asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
     assert folders[0] is not None
     made = api.evaluate(folders[0], folders[1], asked, told, folders[1])
-    say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made))
+    say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made), whole=as_json)
     if out is not None:
         say(api.save(made, Path(out)), error=as_json)
 

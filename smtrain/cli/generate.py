@@ -90,10 +90,10 @@ def generate(
         return
     for record in records:
         if json:
-            say(encoder.dumps(record, ensure_ascii=False))
+            say(encoder.dumps(record, ensure_ascii=False), whole=True)
         else:
             text = record.get("prompt") or next((v for v in record.values() if isinstance(v, str)), "")
-            say(f"> {_shown(text, chat)}{record['completion']}")
+            say(f"> {_shown(text, chat)}{record['completion']}", whole=True)
 
 
 def _shown(prompt: str, chat: bool) -> str:

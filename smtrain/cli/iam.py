@@ -32,4 +32,4 @@ def policy(
 
     made = policies(config, target=options.name_of(target), set_=set_ or ())
     chosen = {name: made[name] for name, wanted in (("caller", caller), ("role", role), ("trust", trust)) if wanted}
-    say(json.dumps(next(iter(chosen.values())) if len(chosen) == 1 else chosen or made, indent=2))
+    say(json.dumps(next(iter(chosen.values())) if len(chosen) == 1 else chosen or made, indent=2), whole=True)

@@ -36,7 +36,7 @@ def images(
     if as_json:
         needs = {name: row["needs"] for name, row in facts["engines"].items()}
         told = {"date": facts["date"], "uri": uri, "needs": needs, "images": rows}
-        say(json.dumps({**told, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2))
+        say(json.dumps({**told, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2), whole=True)
         return
     say(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
     for row in rows:

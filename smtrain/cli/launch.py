@@ -77,4 +77,4 @@ def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetNam
     from smtrain.place.choose import target_of
 
     chain = Chain(config, target_of(config, target), look=False)
-    say(chain.target.preview([chain.plan(stage).request for stage in stages]))
+    say(chain.target.preview([chain.plan(stage).request for stage in stages]), whole=True)

@@ -34,7 +34,7 @@ def status() -> None:
         return
     say(f"running as process {endpoint.pid} at {endpoint.url}; state in {endpoint.home}")
     for key, value in endpoint.environment().items():
-        say(f"export {key}={value}")
+        say(f"export {key}={value}", whole=True)
 
 
 @app.command()

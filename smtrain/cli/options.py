@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -12,6 +13,9 @@ from smtrain.cli.typed import typed
 
 if TYPE_CHECKING:
     from smtrain.follow.show import View
+
+NARROW = 54
+"""Columns below which click would print help as if there were so many."""
 
 
 class TargetOption(str, Enum):
@@ -132,4 +136,24 @@ def view_of(plain: bool, every: str | None) -> View:
 
 def app() -> typer.Typer:
     """A command's typer app: plain errors, no shell-completion options on every command."""
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    columns = shutil.get_terminal_size().columns
+    settings = {"terminal_width": max(20, columns - 2)} if columns < NARROW else {}
+    if settings:
+        _narrow_help()
+    return typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=settings
+    )
+
+
+def _narrow_help() -> None:
+    """Leave the options' own column a third of a narrow terminal; click would take 30 places of it."""
+    from typer.core import TyperCommand
+
+    context: Any = TyperCommand.context_class
+    formatter: Any = context.formatter_class
+
+    class Narrow(formatter):  # type: ignore[misc]
+        def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
+            super().write_dl(rows, min(col_max, self.width // 3), col_spacing)
+
+    context.formatter_class = Narrow

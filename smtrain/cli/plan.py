@@ -83,7 +83,7 @@ def plan(
     if probe is not None:
         if configs:
             raise ConfigError(["--probe measures this machine and takes no config; leave one of the two out"])
-        say(_probed(probe, as_json))
+        say(_probed(probe, as_json), whole=True)
         return
     if not configs:
         raise ConfigError(
@@ -108,7 +108,7 @@ def plan(
         for config in configs
     ]  # fmt: skip
     shown = made[0] if len(made) == 1 else _beside(configs, made, tokens, set_ or [])
-    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown)
+    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, whole=as_json)
     if not all(one.fits for one in made):
         raise typer.Exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import os
 import re
 import sys
 import time
@@ -11,8 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from smtrain import text
 from smtrain.aws.calls import EXPIRED, REFRESH, expired
 from smtrain.contract.log_lines import Line
 from smtrain.errors import JobError
@@ -26,6 +29,9 @@ from smtrain.text import Say
 
 if TYPE_CHECKING:
     from smtrain.handle.job import Job
+
+ON_SCREEN = (print, text.say)
+"""Whoever shows sentences by these has this process's own screen, which the panel may take."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class View:
     """False: the panel gives way to one line when the job has ended."""
 
 
-def follow(job: Job, view: View, say: Say = print) -> bool:
+def follow(job: Job, view: View, say: Say = text.say) -> bool:
     """Show a job until it has ended: True; False where Ctrl-C left it running."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -58,11 +64,11 @@ def follow(job: Job, view: View, say: Say = print) -> bool:
     )
     progress = Progress(job.name, job.target.name, job.target.region_name(), follower.patience)
     in_notebook = notebook.here()
-    panel = view.panel if view.panel is not None else say is print and (in_notebook or sys.stdout.isatty())
+    panel = view.panel if view.panel is not None else say in ON_SCREEN and (in_notebook or _draws())
     draw = notebook.notebook_panel if in_notebook else _panel
     show = draw(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
     wanted = re.compile(view.grep) if view.grep else None
-    if say is print and isinstance(sys.stdout, io.TextIOWrapper):
+    if say in ON_SCREEN and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe wants a line when it comes
     fed: Feeding | None = None
     whole = (view.host, view.since, view.tail, view.resume) == (None, None, None, False)
@@ -105,28 +111,39 @@ def _ways(job: Job) -> str:
     )
 
 
-def dump(job: Job, view: View, say: Say = print) -> None:
+def dump(job: Job, view: View, say: Say = text.say) -> None:
     """Print what there is by now, page by page: the log of weeks takes no more memory than that of a minute."""
     from smtrain.follow.panel import written
     from smtrain.follow.reading import pages
 
-    wanted, hosts = re.compile(view.grep or ""), job.hosts
+    wanted, hosts, tell = re.compile(view.grep or ""), job.hosts, _of_logs(say)
     kept: deque[Line] = deque(maxlen=view.tail)
     for page in pages(job.target, job.name, view.host, job.began if view.since is None else view.since):
         for line in page:
             if not wanted.search(line.text):
                 continue
             if view.tail is None:
-                say(written(line, hosts))
+                tell(written(line, hosts))
             else:
                 kept.append(line)
     for line in kept:
-        say(written(line, hosts))
+        tell(written(line, hosts))
+
+
+def _draws() -> bool:
+    """Whether this is a terminal on which lines can be drawn anew; a dumb one would show nothing before the end."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _of_logs(say: Say) -> Say:
+    """How a log's lines are shown: as they were written, also where they are wider than the terminal."""
+    return partial(text.say, whole=True) if say is text.say else say
 
 
 def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[Event], None]:
     from smtrain.follow.panel import written
 
+    tell = _of_logs(say)
     every = view.every if view.every is not None else (30.0 if target == "aws" else float("inf"))
     said = time.monotonic()
 
@@ -136,7 +153,7 @@ def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[E
             say(f"-- {progress.name}: {event.status}")
         elif isinstance(event, Line):
             if view.lines:
-                say(written(event, progress.hosts))
+                tell(written(event, progress.hosts))
         elif time.monotonic() - said >= every and not progress.ended:
             said = time.monotonic()
             say(f"-- {progress.name}: {progress.summary(datetime.datetime.now(datetime.timezone.utc))}")
@@ -151,5 +168,6 @@ def _panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
 
     from smtrain.follow.panel import LivePanel
 
+    text.plainly(sys.stdout)
     with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep):
         yield lambda _: None

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain import text
 from smtrain.aws.target import TargetName
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_records
 from smtrain.edge import public_class
@@ -190,7 +191,7 @@ class Job:
     def follow(
         self, *, host: str | None = None, grep: str | None = None, since: datetime | float | None = None,
         tail: int | None = None, resume: bool = False, panel: bool | None = None, every: float | None = None,
-        lines: bool = True, say: Callable[[str], None] = print,
+        lines: bool = True, say: Callable[[str], None] = text.say,
     ) -> Job:  # fmt: skip
         """Show the job until it ends: a live panel on a terminal, else lines, status changes and summaries.
 

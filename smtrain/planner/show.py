@@ -16,15 +16,15 @@ def summary(plan: Plan) -> str:
         h = plan.host_memory_gib
         lines.append(
             f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save {h['async_save']:.0f} of "
-            f"{h['available']:.0f} GiB; a checkpoint is {plan.checkpoint_gib:.0f} GiB"
+            f"{h['available']:.0f} GiB; a checkpoint is {_three(plan.checkpoint_gib)} GiB"
         )
     for fault in plan.faults:
         lines.append(f"DOES NOT FIT: {fault}")
     if plan.fits and plan.sequences_per_s and plan.step_s and plan.mfu is not None:
         s = plan.sequences_per_s
         lines.append(
-            f"throughput  {s['value']:.3g} sequences/s ({s['low']:.3g} to {s['high']:.3g}), "
-            f"{plan.tokens_per_s:.3g} tokens/s, {plan.mfu:.0%} of peak{'' if plan.calibrated else ', UNCALIBRATED'}"
+            f"throughput  {_three(s['value'])} sequences/s ({_three(s['low'])} to {_three(s['high'])}), "
+            f"{_three(plan.tokens_per_s)} tokens/s, {plan.mfu:.0%} of peak{'' if plan.calibrated else ', UNCALIBRATED'}"
         )
         t = plan.step_s
         parts = ", ".join(f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total")
@@ -36,7 +36,7 @@ def summary(plan: Plan) -> str:
         items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
         lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
         lines.append(
-            f"            {plan.dollars_per_million_tokens:.3g} $ a million tokens, "
+            f"            {_three(plan.dollars_per_million_tokens)} $ a million tokens, "
             f"{plan.tokens_per_dollar:,.0f} tokens a dollar"
         )
         lines += [f"            {price}" for price in plan.prices]
@@ -48,6 +48,11 @@ def summary(plan: Plan) -> str:
     if plan.warnings:
         lines += ["", *(f"! {w}" for w in plan.warnings)]
     return "\n".join(lines)
+
+
+def _three(value: float | None) -> str:
+    """Three significant digits as people write them, without an exponent."""
+    return "unknown" if value is None else f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _row(number: int, c: Choice) -> str:

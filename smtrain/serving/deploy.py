@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from smtrain import text
 from smtrain.aws.role import role_arn
 from smtrain.aws.target import Target, TargetName
 from smtrain.config.units import spell
@@ -43,7 +44,7 @@ class Deployed:
 def deploy(
     model: str, instance_type: str, *, name: str | None = None, seconds: int | None = None, instance_count: int = 1,
     role: str | None = None, schedule_role: str | None = None, image: str | None = None, max_length: int | None = None,
-    wait: bool = True, target: TargetName | None = None, say: Say = print,
+    wait: bool = True, target: TargetName | None = None, say: Say = text.say,
 ) -> Deployed:  # fmt: skip
     """Make a SageMaker endpoint from a model in S3, served by vLLM with OpenAI's API; nothing is packed or copied.
 
@@ -102,7 +103,7 @@ def deploy(
 
 
 @public
-def undeploy(name: str, *, target: TargetName | None = None, say: Say = print) -> None:
+def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say) -> None:
     """Delete an endpoint, its configuration, its model entries and its schedule; the model's files stay.
 
     Args:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
+from smtrain import text
 from smtrain.aws.target import TargetName
 from smtrain.errors import ConfigError, JobError
 from smtrain.extras import present
@@ -41,7 +42,7 @@ def servers() -> list[Server]:
 
 def serve(
     model: str, *, port: int = 8000, host: str = "127.0.0.1", server: Server | None = None,
-    more: tuple[str, ...] = (), target: TargetName | None = None, say: Say = print,
+    more: tuple[str, ...] = (), target: TargetName | None = None, say: Say = text.say,
 ) -> int:  # fmt: skip
     """Start a server on a model and stay until it ends, or Ctrl-C or SIGTERM ends it; gives its exit status.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smtrain import text
 from smtrain.aws.target import TargetName
 from smtrain.config import JobConfig, Stage
 from smtrain.config.load import Source
@@ -145,7 +146,7 @@ def request(
 @public
 def launch(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
-    again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = print, view: View | None = None,
+    again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = text.say, view: View | None = None,
     **sections: Any,
 ) -> Job:  # fmt: skip
     """Start one stage of a config and return its job.
@@ -196,7 +197,7 @@ def launch(
 @public
 def run(
     source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
-    set_: Sequence[str] = (), say: Say = print, on_line: Callable[[Line], None] | None = None,
+    set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
     view: View | None = None, wait: bool = True, **sections: Any,
 ) -> Run:  # fmt: skip
     """Take a config through all its stages: prepare, convert, train, export, generate.

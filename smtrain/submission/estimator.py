@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smtrain import text
 from smtrain.aws.target import TargetName
 from smtrain.config import Stage
 from smtrain.config.load import Source
@@ -22,7 +23,7 @@ from smtrain.sdk import build, installed
 @public
 def estimator(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
-    set_: Sequence[str] = (), say: Callable[[str], None] = print, **sections: Any,
+    set_: Sequence[str] = (), say: Callable[[str], None] = text.say, **sections: Any,
 ) -> Any:  # fmt: skip
     """What the installed SageMaker SDK calls its PyTorch job: the request of `smtrain.request` as an object.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -13,6 +14,8 @@ import termios
 from pathlib import Path
 
 import pytest
+
+from smtrain.text import wrapped
 
 ESCAPE = re.compile(r"\x1b")
 EXAMPLE = Path(__file__).parents[2] / "examples/llama-2-70b-trn1.yaml"
@@ -33,13 +36,19 @@ PLACES = {
 }
 
 
-def on_a_terminal(columns: int, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Exit status and all that came, line ends as in a file; the terminal has so many columns from the start."""
+def on_a_terminal(
+    columns: int, arguments: list[str], environment: dict[str, str], module: bool = True
+) -> tuple[int, str]:
+    """Exit status and all that came, line ends as in a file; the terminal has so many columns from the start.
+
+    The arguments are those of smtrain, or without `module` those of Python.
+    """
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     kept = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR", "LANG")}
+    run = [sys.executable, *(["-m", "smtrain"] if module else [])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "smtrain", *arguments], stdin=child, stdout=child, stderr=child, close_fds=True,
+        [*run, *arguments], stdin=child, stdout=child, stderr=child, close_fds=True,
         env={**kept, **environment}, start_new_session=True,
     )  # fmt: skip
     os.close(child)
@@ -63,7 +72,7 @@ def test_there_is_something_to_read_on_every_terminal(place: str, command: str) 
     arguments, status, word = COMMANDS[command]
     left, told = on_a_terminal(columns, arguments, environment)
     assert left == status, told
-    assert word in re.sub(r"\x1b\[[0-9;]*m", "", told)
+    assert word in " ".join(re.sub(r"\x1b\[[0-9;]*m", "", told).split())
     assert "Traceback" not in told
     if place in ("dumb", "no colour"):
         assert not ESCAPE.search(re.sub(r"\x1b\[[01]?m", "", told) if place == "no colour" else told)
@@ -81,3 +90,33 @@ def test_a_pipe_gets_text_alone(command: str) -> None:
     assert done.returncode == status
     assert word in done.stdout + done.stderr
     assert not ESCAPE.search(done.stdout + done.stderr)
+
+
+def test_words_stay_whole_on_a_narrow_terminal() -> None:
+    _, help_ = on_a_terminal(40, ["--help"], PLACES["40 columns"][1])
+    _, options = on_a_terminal(40, ["data", "inspect", "--help"], PLACES["40 columns"][1])
+    _, plan = on_a_terminal(40, ["plan", str(EXAMPLE)], PLACES["40 columns"][1])
+    assert max(map(len, help_.splitlines())) <= 40
+    assert max(map(len, options.splitlines())) <= 40
+    assert [line for line in plan.splitlines() if len(line) > 40 and " " in line.strip()] == []
+
+
+def test_what_programs_read_is_not_broken() -> None:
+    _, told = on_a_terminal(40, ["images", "--json"], PLACES["40 columns"][1])
+    assert json.loads(told)
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("cost   $1 of this run here", "cost   $1 of this\n       run here"),
+        ("! unwise: the pipeline waits", "! unwise: the\n  pipeline waits"),
+        ("                      -> raise it to more", "        -> raise it\n          to more"),
+        ("then `smtrain stop JOB --target local` ends", "then\n`smtrain stop JOB --target local`\nends"),
+        ("stop it:  smtrain stop JOB --target local", "stop it:  smtrain stop JOB --target local"),
+        ("s3://bucket/a/very/long/prefix/ is gone", "s3://bucket/a/very/long/prefix/\nis gone"),
+        ("short", "short"),
+    ],
+)
+def test_a_line_is_broken_below_its_column_and_never_within_a_command(line: str, broken: str) -> None:
+    assert wrapped(line, 20) == broken

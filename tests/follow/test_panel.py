@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from smtrain.follow import panel
 from smtrain.follow.follower import Told
 from smtrain.follow.panel import LivePanel, written
 from smtrain.follow.progress import SILENT_S, Progress
+from tests.cli.test_terminals import on_a_terminal
 
 from .cloudwatch import BEGAN, told
 
@@ -120,3 +122,19 @@ def test_lines_cannot_steer_the_terminal() -> None:
     assert written(Line("algo-3", 0, "x\nalgo-1 | y"), hosts=4) == "algo-3 | x\nalgo-3 | algo-1 | y"
     assert written(Line("algo-3", 0, "x"), hosts=4) == "algo-3 | x"
     assert written(Line("algo-1", 0, "[b]x[/b]"), hosts=1) == "[b]x[/b]"
+
+
+PANEL = """
+import tests.follow.test_panel as panel
+from smtrain.follow.show import _panel
+with _panel(panel.training(), True) as take:
+    take(None)
+"""
+
+
+def test_a_c_locale_gets_the_panel_in_ascii() -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TERM": "xterm"}
+    left, shown = on_a_terminal(60, ["-c", PANEL], locale, module=False)
+    assert left == 0, shown
+    assert shown.isascii()
+    assert re.search(r"loss 3\.980 #[#*+=.:_-]+ 3\.200", shown)
