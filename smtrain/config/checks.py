@@ -11,10 +11,11 @@ from smtrain.config.checks_cluster import cluster_faults
 from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared_faults, template_faults
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
-from smtrain.config.checks_validation import validation_faults, validation_path_faults
+from smtrain.config.checks_validation import task_faults, validation_faults, validation_path_faults
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
+from smtrain.facts.models import positions
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -212,11 +213,19 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
     """What the model's own files show, and whether the text is there: all that can be read without a network."""
     yield from path_faults(config)
     yield from validation_path_faults(config)
+    yield from task_faults(config)
     yield from prepared_faults(config)
     if "://" in config.model.path:
         if config.model.path.startswith("hf://"):
             if not HUB.fullmatch(config.model.path):
                 yield {"model.path"}, f"model.path: {config.model.path} must look like hf://organization/model@revision"
+            longest = positions(config.model.path)
+            if longest is not None and longest < config.train.seq_len:
+                yield (
+                    {"model.path", "train.seq_len"},
+                    f"train.seq_len: {config.train.seq_len} is beyond the {longest} positions of "
+                    f"{config.model.path.removeprefix('hf://')}; use at most that",
+                )
         elif not config.model.path.startswith(("s3://", "demo://", *readable_schemes(config.target))):
             yield {"model.path"}, f"model.path: {config.model.path} is neither a folder, s3://, hf:// nor demo://"
         return

@@ -16,6 +16,7 @@ from smtrain.config.editor import comment
 from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
+from smtrain.facts.models import positions
 
 HERE = "here"
 _MACHINES = re.compile(r"(ml\.[a-z0-9-]+\.[a-z0-9]+)(?:[:x](\d{1,5}))?")
@@ -110,12 +111,12 @@ def name_of(model: str) -> str:
 
 
 def _positions(model: str) -> int:
-    """The longest sequence of a model of this machine; where it cannot be known, no limit."""
+    """The longest sequence of a model of this machine or of a published one; where it is not known, no limit."""
     try:
         described = json.loads((Path(model).expanduser() / "config.json").read_text("utf-8"))
         return int(described["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 512 if model.startswith("demo://") else 1 << 30
+        return 512 if model.startswith("demo://") else positions(model) or 1 << 30
 
 
 def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:

@@ -134,11 +134,12 @@ class Tasks:
                     [f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there"]
                 )
             try:
-                found: Any = simple_evaluate(
-                    model=model, tasks=list(asked.tasks), num_fewshot=asked.num_fewshot, limit=asked.limit,
-                    task_manager=self.manager, apply_chat_template=asked.chat_template, log_samples=True,
-                    batch_size=asked.batch_size,
-                )  # fmt: skip
+                with _no_repository():
+                    found: Any = simple_evaluate(
+                        model=model, tasks=list(asked.tasks), num_fewshot=asked.num_fewshot, limit=asked.limit,
+                        task_manager=self.manager, apply_chat_template=asked.chat_template, log_samples=True,
+                        batch_size=asked.batch_size,
+                    )  # fmt: skip
             except (OSError, ConnectionError, ValueError) as error:
                 if isinstance(error, SmtrainError):
                     raise
@@ -260,3 +261,17 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _no_repository() -> Iterator[None]:
+    """The harness asks git for the commit of whatever folder this is, which complains where it is no repository."""
+    from lm_eval import evaluator
+
+    name = "get_git_commit_hash"
+    asks = getattr(evaluator, name, None)
+    setattr(evaluator, name, lambda: None)
+    try:
+        yield
+    finally:
+        setattr(evaluator, name, asks)

@@ -212,7 +212,7 @@ def _content_addressed(path: Path | str, base: str, *, model: bool = False) -> U
     left_out = tuple(named[0] for named in files if model and not is_model_file(named[0]))
     files = [named for named in files if named[0] not in left_out]
     if not files:
-        raise ConfigError([f"{path}: holds no files; give a folder with the model or the text"])
+        raise ConfigError([f"{path}: holds no files; give a folder that has some"])
     hashes = tuple(_sha256(file) for _, file in files)
     whole = hashlib.sha256()
     for (name, _), digest in zip(files, hashes, strict=True):

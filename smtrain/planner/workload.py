@@ -11,6 +11,7 @@ from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.facts.engines import EngineName
+from smtrain.facts.models import positions
 from smtrain.model.families import ModelShape
 from smtrain.model.lora import Lora, targets_of
 from smtrain.planner.machines import Recompute, Work, named_shape
@@ -70,13 +71,13 @@ def described_of(config: JobConfig) -> dict[str, Any] | None:
 
 
 def positions_of(config: JobConfig) -> int | None:
-    """The longest sequence of a model whose config.json lies on this machine."""
+    """The longest sequence of a model whose config.json lies on this machine, or is known as published."""
     if config.model.path.startswith("demo://"):
         from smtrain.demo import inputs as demo
 
         described: Any = demo.described(config.model.path)
     elif "://" in config.model.path:
-        return None
+        return positions(config.model.path)
     else:
         try:
             described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))

@@ -50,8 +50,8 @@ def serve(
     `ConfigError` where no server is installed, `CheckpointError` where the model is none or memory lacks, `JobError`
     where the port is taken.
     """
+    found = find(model, target)  # first: what it is called is mended sooner than a package is installed
     chosen = _chosen(server)
-    found = find(model, target)
     if found.is_adapter and chosen != "vllm":
         raise ConfigError([
             f"{model} is a LoRA adapter, which transformers' server does not load; install vllm, or merge it with "

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.config.sample import Machines, values
 from smtrain.errors import ConfigError
 from smtrain.iam.api import policies
 
@@ -139,3 +140,13 @@ def test_where_nothing_fits_one_sentence_says_so_and_a_plan_says_by_how_much() -
 def test_a_model_that_nobody_knows_is_trained_data_parallel(model_folder: Path) -> None:
     config = smtrain.load_config(bare("s3://models/mine"), target="aws")
     assert (config.parallel.tp, config.dp, config.train.global_batch_size) == (1, 32, 32)
+
+
+def test_a_published_models_positions_are_known_before_its_files_are() -> None:
+    hub = bare("hf://EleutherAI/pythia-1.4b@main")
+    assert "4096 is beyond the 2048 positions of EleutherAI/pythia-1.4b@main" in fault(hub, train={"seq_len": 4096})
+    assert smtrain.load_config(hub, target="aws").train.seq_len == 2048
+    written = values("hf://EleutherAI/pythia-1.4b", "s3://text/t/", Machines(TRN1), mesh=False)
+    assert written["train"]["seq_len"] == 2048
+    somebodys = smtrain.load_config(bare("hf://me/pythia-1.4b"), target="aws", train={"seq_len": 4096})
+    assert somebodys.train.seq_len == 4096

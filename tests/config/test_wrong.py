@@ -81,6 +81,8 @@ def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
         ("output.s3_uri=s3://My_Bucket/x", "output.s3_uri: 'My_Bucket' cannot be a bucket's name"),
         ("checkpoint.s3_uri=s3://ab", "checkpoint.s3_uri: 'ab' cannot be a bucket's name"),
         ("data.prepared=./nowhere", "nowhere holds no manifest.json"),
+        ("evaluate.data=./nowhere", "nowhere is neither a folder nor an s3:// URI; give one of task YAMLs"),
+        ("evaluate.data=hf://x/y", "evaluate.data: hf://x/y is neither a folder nor an s3:// URI"),
         ("data.prepared=gs://x/y", "data.prepared: gs://x/y is neither a folder nor an s3:// URI"),
         ("model.path=meta-llama/Llama-3.2-1B", "(a model of the hub is hf://meta-llama/Llama-3.2-1B)"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.errors import ConfigError
+from smtrain.errors import ConfigError, SmtrainError
 from smtrain.serving.here import command_of, serve, servers
 from smtrain.talk.models import FoundModel
 from tests.tracking.server import free_port
@@ -66,3 +66,11 @@ def test_an_adapter_is_served_beside_its_base_by_vllm() -> None:
         command_of(
             "vllm", FoundModel("a", {"base_model_name_or_path": "s3://b"}, 1.0, True, Path("/m")), Path("/m"), "h", 1
         )
+
+
+def test_a_folder_that_is_no_model_is_said_before_a_package_that_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smtrain.serving.here.servers", list)
+    with pytest.raises(SmtrainError, match=r"config\.json"):
+        serve(str(tmp_path))

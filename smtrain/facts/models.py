@@ -1,0 +1,16 @@
+"""What is known of published models without their files."""
+
+from __future__ import annotations
+
+from smtrain.facts import table
+
+
+def positions(uri: str) -> int | None:
+    """The longest sequence of a model of the hub (`hf://organization/model`, with a revision or without) as its
+    organization published it; None where that is not known."""
+    told = f"config.json of {uri.removeprefix('hf://').partition('@')[0]}".lower()
+    for row in table("models")["models"].values():
+        if uri.startswith("hf://") and row["source"].lower() == told:
+            found: int | None = row.get("positions")
+            return found
+    return None
