@@ -49,13 +49,24 @@ def test_issued_tokens_are_found_anywhere_in_a_text_and_hidden(value: str) -> No
         assert value not in hide(f"got {value!r}; no")
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN", "HFTOKEN", "WANDB_API_KEY", "DB_PASSWORD", "DB_PASS", "PGPASSWORD", "PASSPHRASE", "AUTHORIZATION",
+        "SECRETKEY", "AWS_SECRET_ACCESS_KEY",
+    ],
+)  # fmt: skip
 def test_a_telling_name_is_enough(name: str) -> None:
     assert is_secret("correct horse", name)
     assert not is_secret("4096", name)
     assert not is_secret("arn:aws:secretsmanager:us-east-1:111122223333:secret:hf-AbCdEf", name)
     assert not is_secret("", name)
     assert not is_secret("false", "TOKENIZERS_PARALLELISM")
+
+
+def test_a_name_that_may_be_of_a_key_is_one_where_the_value_looks_drawn_by_chance() -> None:
+    assert is_secret("b293f8d6637252497d79c1d04a5e6f7788990011", "WANDB_KEY")
+    assert not is_secret("correct horse", "WANDB_KEY")
 
 
 def test_random_keys_are_found_nearly_always() -> None:
