@@ -1,8 +1,9 @@
 """Every fault that smtrain promises to outlast, tried: how often, and what was lost.
 
 Each row of `faults.toml` names a fault and the tests that try it; they run here, several tries each, and what does not
-pass is lost. `--many` tries each as often as its row says it can be tried, which takes hours; docs/reliability.md has
-the table of such a run.
+pass is lost. `--many` tries each as often as its row says it can be tried, which takes hours: those that are tried the
+same number of times run together, one such group after the other; `--only` takes some of them. docs/reliability.md has
+the table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import tomllib
@@ -34,12 +36,22 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="the table of docs/reliability.md")
     options = parser.parse_args()
     rows = [row for row in tomllib.loads((HERE / "faults.toml").read_text())["fault"] if options.only in row["what"]]
-    environment = dict(os.environ)
-    if options.many:
-        environment |= {key: str(value) for row in rows for key, value in row.get("many", {}).items()}
-    tests = sorted({test for row in rows for test in row["tests"]})
-    results = read(options.report) if options.report else run(tests, environment, options.workers)
-    table = [(row["what"], *counted(row["tests"], results)) for row in rows]
+    if not rows:
+        parser.error(f"--only: no fault's text holds {options.only!r}")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(json.dumps(row.get("many", {}) if options.many else {}, sort_keys=True), []).append(row)
+    known = read(options.report) if options.report else None
+    table = []
+    for number, (many, members) in enumerate(groups.items(), 1):
+        if known is None:
+            print(f"{number} of {len(groups)}: {len(members)} faults {many}", file=sys.stderr, flush=True)
+        environment = {**os.environ, **{key: str(value) for key, value in json.loads(many).items()}}
+        tests = sorted({test for row in members for test in row["tests"]})
+        results = run(tests, environment, options.workers) if known is None else known
+        table += [(row["what"], *counted(row["tests"], results)) for row in members]
+    order = [row["what"] for row in rows]
+    table.sort(key=lambda told: order.index(told[0]))
     lost = [what for what, tried, survived in table if survived < tried or not tried]
     total = Counter(tried=sum(row[1] for row in table), survived=sum(row[2] for row in table))
     if options.json:
