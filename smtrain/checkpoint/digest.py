@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.model.families import LAYER
 
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 _COLUMNS = 4096  # of a row that is looked at
 
 
@@ -37,7 +36,7 @@ def _sampled(names: list[str]) -> Iterator[str]:
     """The first and the last layer's parameter of each kind, and those of no layer."""
     kinds: dict[str, list[tuple[int, str]]] = {}
     for name in names:
-        found = _LAYER.search(name)
-        kinds.setdefault(_LAYER.sub(".layers.N.", name), []).append((int(found[1]) if found else 0, name))
+        found = LAYER.search(name)
+        kinds.setdefault(LAYER.sub(".layers.N.", name), []).append((int(found[1]) if found else 0, name))
     for kind in sorted(kinds):
         yield from sorted({min(kinds[kind])[1], max(kinds[kind])[1]})

@@ -9,7 +9,7 @@ import numpy as np
 from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.checkpoint.megatron_names import HEAD, Fused, cut, head, padded, table
 from smtrain.checkpoint.places import Bounds, Tally
-from smtrain.checkpoint.sources import WeightSource, Wrapped
+from smtrain.checkpoint.sources import Upright, WeightSource, Wrapped
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Shard
@@ -22,7 +22,7 @@ class FusedSource(Wrapped):
     """
 
     def __init__(self, source: WeightSource) -> None:
-        super().__init__(source)
+        super().__init__(Upright(source))
         shape = ModelShape.from_config(source.config)
         self._fused = {fused.key: fused for fused in (*table(shape), head(shape))}
         for fused in self._fused.values():

@@ -31,7 +31,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
-COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$")
+COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
 COMPANIONS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.json", "chat_template.jinja"),

@@ -9,9 +9,22 @@ from smtrain.checkpoint.dtypes import BF16, FP16, DType
 from smtrain.checkpoint.pickling import Name
 from smtrain.errors import CheckpointError
 from smtrain.model.hf_config import normalise
+from smtrain.model.rope import Rope
 
 if TYPE_CHECKING:
     from smtrain.checkpoint.megatron_writer import MegatronCut
+
+
+def _rotary(rope: Rope | None) -> dict[str, Any]:
+    if rope is None:
+        return {}
+    return {
+        "rotary_base": rope.theta,
+        "rotary_percent": rope.share,
+        "rotary_interleaved": False,
+        "use_rope_scaling": rope.kind == "llama3",
+        "rope_scaling_factor": rope.settings.get("factor", 8.0),
+    }
 
 
 def arguments(
@@ -28,7 +41,7 @@ def arguments(
             "residual and would compute another model; convert to hf or nxd."
         )
     shape, rope = normal.shape, normal.rope
-    plain = shape.family == "gpt_neox"
+    plain, learned = shape.plain, rope is None
     return {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -53,14 +66,12 @@ def arguments(
         "swiglu": not plain,
         "normalization": "LayerNorm" if plain else "RMSNorm",
         "norm_epsilon": normal.eps,
-        "position_embedding_type": "rope",
+        "openai_gelu": learned and normal.activation != "gelu",
+        "bias_gelu_fusion": False,
+        "position_embedding_type": "learned_absolute" if learned else "rope",
         "add_position_embedding": True,
-        "use_rotary_position_embeddings": True,
-        "rotary_base": rope.theta,
-        "rotary_percent": rope.share,
-        "rotary_interleaved": False,
-        "use_rope_scaling": rope.kind == "llama3",
-        "rope_scaling_factor": rope.settings.get("factor", 8.0),
+        "use_rotary_position_embeddings": not learned,
+        **_rotary(rope),
         "untie_embeddings_and_output_weights": not shape.tied,
         "add_bias_linear": shape.mlp_bias or shape.o_bias,
         "add_qkv_bias": shape.qkv_bias,

@@ -21,6 +21,7 @@ Spelling = Literal["te", "local"]
 """Which of Megatron's layer specs a checkpoint is for: they name the norms differently."""
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+POSITIONS = "embedding.position_embeddings.weight"
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 _LEAVES = {
@@ -36,6 +37,12 @@ _LEAVES = {
     "attention.dense": "self_attention.linear_proj",
     "mlp.dense_h_to_4h": "mlp.linear_fc1",
     "mlp.dense_4h_to_h": "mlp.linear_fc2",
+    "ln_1": "input_layernorm",
+    "ln_2": "pre_mlp_layernorm",
+    "attn.c_attn": "self_attention.linear_qkv",
+    "attn.c_proj": "self_attention.linear_proj",
+    "mlp.c_fc": "mlp.linear_fc1",
+    "mlp.c_proj": "mlp.linear_fc2",
 }
 _TE = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
@@ -67,8 +74,8 @@ class Fused:
 
 def table(shape: ModelShape) -> tuple[Fused, ...]:
     """Every tensor of a model in the order of the forward pass; of a tied pair only the embedding."""
-    specs = {spec.name: spec for spec in shape.specs}
-    return tuple(fused for spec in shape.specs if (fused := _fused(shape, specs, spec)) is not None)
+    specs = {spec.name: spec.upright() for spec in shape.specs}
+    return tuple(fused for spec in specs.values() if (fused := _fused(shape, specs, spec)) is not None)
 
 
 def head(shape: ModelShape) -> Fused:
@@ -85,10 +92,12 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         return Fused(EMBEDDING, (spec.name,), spec.role, spec.shape, whole)
     if spec.name == shape.head_name:
         return head(shape)
+    if spec.name == shape.positions_name:
+        return Fused(POSITIONS, (spec.name,), spec.role, spec.shape, whole)
     stem, kind = spec.name.rsplit(".", 1)
     if stem == f"{family.prefix}.{family.norm}":
         return Fused(f"decoder.final_layernorm.{kind}", (spec.name,), spec.role, spec.shape, whole)
-    number, _, leaf = stem.removeprefix(f"{family.prefix}.layers.").partition(".")
+    number, _, leaf = stem.removeprefix(f"{family.prefix}.{family.layers}.").partition(".")
     if leaf not in _LEAVES:
         return None  # k, v and up stand with q and gate
     key, beside = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
@@ -97,6 +106,11 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         d, group = shape.head_dim, shape.heads // shape.kv_heads
         widths = [(parts[0], group * d), (parts[1], d), (parts[2], d)]
         segments = tuple((part, g * width, (g + 1) * width) for g in range(shape.kv_heads) for part, width in widths)
+    elif spec.role is Role.THIRDS:
+        parts, d, third = (spec.name,), shape.head_dim, spec.shape[0] // 3
+        segments = tuple(
+            (spec.name, i * third + h * d, i * third + (h + 1) * d) for h in range(shape.heads) for i in range(3)
+        )
     elif leaf == "mlp.gate_proj":
         parts = (spec.name, f"{beside}.up_proj.{kind}")
         segments = tuple((part, 0, shape.intermediate) for part in parts)

@@ -16,6 +16,7 @@ from smtrain.checkpoint.megatron_names import (
     EMBEDDING,
     HEAD,
     LAYER,
+    POSITIONS,
     Chunks,
     Spelling,
     chunks,
@@ -105,7 +106,7 @@ def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[st
             if found := LAYER.match(key):
                 if int(found[1]) in held:
                     names.append((key, f"decoder.layers.{int(found[1]) - held.start}.{found[2]}"))
-            elif (p, v) == ((0, 0) if key == EMBEDDING else (last, len(layers[p]) - 1)):
+            elif (p, v) == ((0, 0) if key in (EMBEDDING, POSITIONS) else (last, len(layers[p]) - 1)):
                 names.append((key, key))
         if shape.tied and last > 0 and (p, v) == (last, len(layers[p]) - 1):
             names.append((HEAD, HEAD))

@@ -86,7 +86,7 @@ def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, 
     stem, each = f"decoder.layers.{found[1]}.", shape.intermediate // tp
     if leaf == "mlp.dense_h_to_4h_2":
         return f"{stem}mlp.linear_fc1.{kind}", halves(shape, 2, tp, t)
-    if leaf == "mlp.linear_fc1" and shape.family != "gpt_neox" and rows == each:
+    if leaf == "mlp.linear_fc1" and not shape.plain and rows == each:
         return key, halves(shape, 1, tp, t)
     if leaf in _HALVES:
         return f"{stem}self_attention.linear_qkv.{kind}", queries(shape, 1 if leaf.endswith("query") else 2, tp, t)

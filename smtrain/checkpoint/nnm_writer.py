@@ -59,7 +59,7 @@ def write_nnm(
     fused = FusedSource(source)
     layout = _NNMCut(fused, cut.tp, cut.vocab_divisor, shape)
     name = "model_optim_rng.ckpt"
-    if release == "2.21" and shape.family != "gpt_neox":
+    if release == "2.21" and not shape.plain:
         name = "llmv2_converted_checkpoint--step=0.ckpt"
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []

@@ -61,6 +61,7 @@ class PieceSource(WeightSource):
         self._place, self._config = where, config
         self._shape = ModelShape.from_config(config)
         self._specs = {spec.name: spec for spec in self._shape.specs}
+        upright = {spec.name: spec.upright() for spec in self._shape.specs}
         self._blocks: dict[str, list[TensorBlock]] = {}
         self._together: dict[str, tuple[str, ...]] = {}
         for fused in tensors:
@@ -68,7 +69,7 @@ class PieceSource(WeightSource):
             if not found:
                 raise CheckpointError(f"{where} lacks {fused.key}; is config.json of this model?")
             for part, mine in _parts(fused, found).items():
-                self._blocks[part] = _tiled(where, fused.key, mine, self._specs[part].shape)
+                self._blocks[part] = _tiled(where, fused.key, mine, upright[part].shape)
                 self._together[part] = fused.parts
         self._twins = twins and _tiled(where, "the output layer", twins, self._specs[self._shape.embed_name].shape)
         self._checked: set[tuple[str, int]] = set()
@@ -93,6 +94,8 @@ class PieceSource(WeightSource):
         return self._place
 
     def seams(self, name: str) -> list[int]:
+        if self._specs[name].turned:
+            return []
         return sorted({block.spans[0][0] for block in self._found(name)})
 
     def watch(self, read: Read) -> None:
@@ -108,6 +111,8 @@ class PieceSource(WeightSource):
             block.slab.check(name, tally)
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        if name in self._specs and self._specs[name].turned:
+            return self._assemble(self._found(name), bounds[::-1], tally).T
         found = self._assemble(self._found(name), bounds, tally)
         twins = self._twins if name == self._shape.embed_name else None
         if twins and not np.array_equal(found, self._assemble(twins, bounds, None)):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.checkpoint import dtypes
 from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.checkpoint.places import Bounds, Place, Tally
+from smtrain.model.families import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -158,3 +159,23 @@ class Cast(Wrapped):
 
     def stamp(self) -> Any:
         return [str(self._dtype), self._source.stamp()]
+
+
+class Upright(Wrapped):
+    """Another source's weights with the outputs of every linear first, as all but GPT-2's Conv1D have them."""
+
+    def __init__(self, source: WeightSource) -> None:
+        super().__init__(source)
+        self._turned = {spec.name for spec in ModelShape.from_config(source.config).specs if spec.turned}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        found = self._source.shape(name)
+        return found[::-1] if name in self._turned else found
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        if name in self._turned:
+            return self._source.bits(name, bounds[::-1], tally).T
+        return self._source.bits(name, bounds, tally)
+
+    def seams(self, name: str) -> list[int]:
+        return [] if name in self._turned else self._source.seams(name)

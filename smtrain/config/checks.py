@@ -274,7 +274,7 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
     """What the model's shape rules out, given its config.json."""
     from smtrain.errors import SmtrainError
-    from smtrain.model.hf_config import normalise
+    from smtrain.model.hf_config import normalise, positions_named
 
     tp, pp = config.parallel.tp, config.parallel.pp
     keys = {"model.path", "parallel.tp", "parallel.pp"}
@@ -283,12 +283,23 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     except SmtrainError as error:
         yield {"model.path"}, f"model.path: {error}"
         return
-    longest, length = described.get("max_position_embeddings"), config.train.seq_len
-    if isinstance(longest, int) and 0 < longest < length:
+    longest, length = shape.positions or positions_named(described), config.train.seq_len
+    if longest is not None and longest < length:
+        more = (
+            ", which it has learned one by one"
+            if shape.positions is not None
+            else ", or raise max_position_embeddings (and the rope settings) in its config.json if it is to learn "
+            "longer ones"
+        )
         yield (
             {"model.path", "train.seq_len"},
-            f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that, or raise "
-            "max_position_embeddings (and the rope settings) in its config.json if it is to learn longer ones",
+            f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that{more}",
+        )
+    if config.train.engine == "nxd" and shape.family == "gpt2":
+        yield (
+            {"model.path", "train.engine"},
+            "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models; set train.engine: native and take "
+            "machines that run it (ml.trn2, GPUs)",
         )
     if config.train.adapter and (targets := config.train.adapter.targets):
         from smtrain.errors import ConfigError

@@ -17,6 +17,7 @@ from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
 from smtrain.facts.models import positions
+from smtrain.model.hf_config import positions_named
 
 HERE = "here"
 _MACHINES = re.compile(r"(ml\.[a-z0-9-]+\.[a-z0-9]+)(?:[:x](\d{1,5}))?")
@@ -114,8 +115,8 @@ def _positions(model: str) -> int:
     """The longest sequence of a model of this machine or of a published one; where it is not known, no limit."""
     try:
         described = json.loads((Path(model).expanduser() / "config.json").read_text("utf-8"))
-        return int(described["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return positions_named(described) or 1 << 30
+    except (OSError, ValueError, AttributeError):
         return 512 if model.startswith("demo://") else positions(model) or 1 << 30
 
 

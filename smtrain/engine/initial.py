@@ -44,6 +44,8 @@ class RandomWeights:
             return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
         generator = _generator(self._seed, name)
         deviation = self._config.get("initializer_range", 0.02)
+        if self._shape.family == "gpt2" and name.endswith("c_proj.weight"):
+            deviation /= (2 * self._shape.layers) ** 0.5  # what is added to the residual, by the depth
         whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
         padding = self._config.get("pad_token_id")
         if name == self._shape.embed_name and padding is not None and self._shape.family in _PADDED:

@@ -6,42 +6,16 @@ Pure Python: the client and the planner read it without torch. Names are those o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 from smtrain.errors import CheckpointError
-
-
-class Role(Enum):
-    """What a parameter is to tensor parallelism: along which dimension, and in which unit, it is cut."""
-
-    VOCAB = "rows by vocabulary"
-    Q = "rows by query head"
-    KV = "rows by key/value head"
-    QKV = "rows by head, each head's q, k and v together (GPT-NeoX)"
-    O = "columns by query head"  # noqa: E741
-    COLUMN = "rows by intermediate unit"
-    ROW = "columns by intermediate unit"
-    HEAD_NORM = "whole on every rank, which sees its own heads only"
-    FACTOR = "whole on every rank, which sees its own part of the other factor only (LoRA)"
-    WHOLE = "whole on every rank"
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One parameter of a model: its name in Hugging Face files, its role and its whole shape."""
-
-    name: str
-    role: Role
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
+from smtrain.model.blocks import Role as Role
+from smtrain.model.blocks import Spec as Spec
+from smtrain.model.blocks import block, norm
 
 
 @dataclass(frozen=True)
@@ -53,11 +27,18 @@ class Family:
     embed: str
     norm: str
     head: str
+    layers: str = "layers"
+    attention: str = "self_attn"
+    block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    positions: str | None = None  # the table of learned positions, where there is one
     norm_bias: bool = False
     module_names: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> the file's, where they differ
     defaults: Mapping[str, Any] = field(
         default_factory=dict
     )  # what transformers takes for a key config.json leaves out
+    keys: Mapping[str, str] = field(default_factory=dict)  # config.json's own names of sizes; transformers reads both
+    bare: bool = False
+    """Whether files without the prefix are met."""
 
 
 def _llama_like(model_type: str, **defaults: Any) -> Family:
@@ -77,12 +58,32 @@ FAMILIES: dict[str, Family] = {
             "embed_in",
             "final_layer_norm",
             "embed_out",
+            attention="attention",
             norm_bias=True,
             module_names={"lm_head.weight": "embed_out.weight"},  # transformers 5 renamed the module, not the file
             defaults={"attention_bias": True},
         ),
+        Family(
+            "gpt2",
+            "transformer",
+            "wte",
+            "ln_f",
+            "lm_head",
+            layers="h",
+            attention="attn",
+            block_norms=("ln_1", "ln_2"),
+            positions="wpe",
+            norm_bias=True,
+            defaults={"tie_word_embeddings": True, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+            | {"vocab_size": 50257},
+            keys={"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+            | {"max_position_embeddings": "n_positions"},
+            bare=True,  # the first files, openai-community/gpt2 among them
+        ),
     )
 }
+LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+"""Where a parameter's name has the number of its layer."""
 
 
 _MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000}
@@ -106,6 +107,8 @@ class ModelShape:
     o_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
+    positions: int | None = None
+    """Rows of the table of learned positions, where there is one."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -116,15 +119,21 @@ class ModelShape:
             raise CheckpointError(
                 f"config.json has model_type {kind!r}, which smtrain cannot train: take one of {', '.join(FAMILIES)}"
             )
-        got = {**family.defaults, **config}  # a null in config.json is no default: it means "none", or "as the others"
+        named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
+        got = {
+            **family.defaults,
+            **named,
+            **config,
+        }  # a null in config.json is no default: it means "none", or "as the others"
 
-        def size(key: str) -> int:
+        def size(name: str) -> int:
+            key = family.keys.get(name, name)
             value = got.get(key)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CheckpointError(
                     f"config.json has {key} = {value!r} for a {kind} model: it must be a whole number of at least 1"
                 )
-            if value > (most := _MOST.get(key, 1 << 40)):
+            if value > (most := _MOST.get(name, 1 << 40)):
                 raise CheckpointError(
                     f"config.json has {key} = {value:.4g} for a {kind} model, and more than {most:,} are in no model: "
                     "take the config.json of a model that exists"
@@ -132,21 +141,23 @@ class ModelShape:
             return value
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")
-        neox = kind == "gpt_neox"
-        kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not neox else heads
-        head_dim = size("head_dim") if got.get("head_dim") is not None and not neox else hidden // heads
-        if heads % kv_heads or (got.get("head_dim") is None and hidden % heads):
+        gpt2, plain = kind == "gpt2", family.norm_bias
+        kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not plain else heads
+        head_dim = size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
+        if heads % kv_heads or ((plain or got.get("head_dim") is None) and hidden % heads):
             raise CheckpointError(
                 f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
                 f"multiple of num_key_value_heads = {kv_heads}"
             )
-        attention_bias = bool(got.get("attention_bias", False)) and kind != "mistral"
+        attention_bias = gpt2 or (bool(got.get("attention_bias", False)) and kind != "mistral")
         slides = kind == "mistral" or (kind in ("qwen2", "qwen3") and got.get("use_sliding_window"))
         window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
         return cls(
             family=family.model_type,
             hidden=hidden,
-            intermediate=size("intermediate_size"),
+            intermediate=4 * hidden
+            if gpt2 and got.get("n_inner") is None
+            else size("n_inner" if gpt2 else "intermediate_size"),
             layers=size("num_hidden_layers"),
             heads=heads,
             kv_heads=kv_heads,
@@ -155,9 +166,15 @@ class ModelShape:
             tied=bool(got.get("tie_word_embeddings", False)),
             qkv_bias=kind == "qwen2" or attention_bias,
             o_bias=kind != "qwen2" and attention_bias,
-            mlp_bias=neox or (kind == "llama" and bool(got.get("mlp_bias", False))),
+            mlp_bias=plain or (kind == "llama" and bool(got.get("mlp_bias", False))),
             sliding_window=window,
+            positions=size("max_position_embeddings") if gpt2 else None,
         )
+
+    @property
+    def plain(self) -> bool:
+        """Norms with a bias and an MLP without a gate, as GPT-NeoX's and GPT-2's."""
+        return FAMILIES[self.family].norm_bias
 
     @cached_property
     def specs(self) -> tuple[Spec, ...]:
@@ -165,10 +182,12 @@ class ModelShape:
         f = FAMILIES[self.family]
         table = (self.vocab, self.hidden)
         out = [Spec(self.embed_name, Role.VOCAB, table)]
+        if self.positions_name is not None and self.positions is not None:
+            out.append(Spec(self.positions_name, Role.WHOLE, (self.positions, self.hidden)))
+        parts = list(block(self))
         for i in range(self.layers):
-            block = _neox_block(self) if self.family == "gpt_neox" else _llama_block(self)
-            out += [Spec(f"{f.prefix}.layers.{i}.{s.name}", s.role, s.shape) for s in block]
-        out += _norm(f"{f.prefix}.{f.norm}", self.hidden, f.norm_bias)
+            out += [replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}") for s in parts]
+        out += norm(f"{f.prefix}.{f.norm}", self.hidden, f.norm_bias)
         if not self.tied:
             out.append(Spec(self.head_name, Role.VOCAB, table))
         return tuple(out)
@@ -177,6 +196,11 @@ class ModelShape:
     def embed_name(self) -> str:
         f = FAMILIES[self.family]
         return f"{f.prefix}.{f.embed}.weight"
+
+    @property
+    def positions_name(self) -> str | None:
+        f = FAMILIES[self.family]
+        return None if self.positions is None else f"{f.prefix}.{f.positions}.weight"
 
     @property
     def head_name(self) -> str:
@@ -190,7 +214,9 @@ class ModelShape:
 
     def file_aliases(self, name: str) -> list[str]:
         """Other names under which `name` is met in files: some tools write the module's name as it is."""
-        return [module for module, file in FAMILIES[self.family].module_names.items() if file == name]
+        family = FAMILIES[self.family]
+        bare = [name.removeprefix(f"{family.prefix}.")] if family.bare else []
+        return [*bare, *(module for module, file in family.module_names.items() if file == name)]
 
     def parameters(self) -> int:
         """How many numbers the model has; a tied matrix counts once."""
@@ -204,7 +230,7 @@ class ModelShape:
         size, T the sequence length, or the sliding window where that is shorter. As there, the causal mask is not
         counted as a saving.
         """
-        multiplied = sum(s.size for s in self.specs if len(s.shape) > 1)
+        multiplied = sum(s.size for s in self.specs if len(s.shape) > 1) - (self.positions or 0) * self.hidden
         if not self.tied:
             multiplied -= self.vocab * self.hidden
         span = min(seq_len, self.sliding_window or seq_len)
@@ -225,40 +251,3 @@ class ModelShape:
         if pp > self.layers:
             faults.append(f"parallel.pp = {pp} is more than the model's {self.layers} layers")
         return faults
-
-
-def _norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
-    kinds = ("weight", "bias") if bias else ("weight",)
-    return [Spec(f"{name}.{kind}", Role.WHOLE, (hidden,)) for kind in kinds]
-
-
-def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[Spec]:
-    yield Spec(f"{name}.weight", role, (out, into))
-    if bias:
-        # The bias of a linear whose columns are cut is added once, after the sum: every rank holds it whole.
-        yield Spec(f"{name}.bias", Role.WHOLE if role in (Role.O, Role.ROW) else role, (out,))
-
-
-def _llama_block(s: ModelShape) -> Iterator[Spec]:
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    yield from _norm("input_layernorm", s.hidden)
-    yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, s.qkv_bias)
-    yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
-    yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
-    if s.family == "qwen3":
-        yield Spec("self_attn.q_norm.weight", Role.HEAD_NORM, (s.head_dim,))
-        yield Spec("self_attn.k_norm.weight", Role.HEAD_NORM, (s.head_dim,))
-    yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
-    yield from _norm("post_attention_layernorm", s.hidden)
-    yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
-    yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
-    yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
-
-
-def _neox_block(s: ModelShape) -> Iterator[Spec]:
-    yield from _norm("input_layernorm", s.hidden, bias=True)
-    yield from _linear("attention.query_key_value", Role.QKV, 3 * s.heads * s.head_dim, s.hidden, s.qkv_bias)
-    yield from _linear("attention.dense", Role.O, s.hidden, s.heads * s.head_dim, s.o_bias)
-    yield from _norm("post_attention_layernorm", s.hidden, bias=True)
-    yield from _linear("mlp.dense_h_to_4h", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
-    yield from _linear("mlp.dense_4h_to_h", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from smtrain.errors import CheckpointError
+from smtrain.model.families import FAMILIES, ModelShape
+
 GIB = 2**30
 PROCESS = 0.6 * GIB
 """Of Python with torch and transformers, before anything is loaded."""
@@ -20,9 +23,12 @@ def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, token
 def cache_of(described: Mapping[str, Any]) -> float:
     """`cache_bytes` of the model with this config.json in bf16; 0 where it does not tell."""
     try:
+        if described.get("model_type") in FAMILIES:
+            shape = ModelShape.from_config(described)
+            return cache_bytes(shape.layers, shape.kv_heads, shape.head_dim)
         heads, hidden = int(described["num_attention_heads"]), int(described["hidden_size"])
         kv = int(described.get("num_key_value_heads") or heads)
         size = int(described.get("head_dim") or hidden // heads)
         return cache_bytes(int(described["num_hidden_layers"]), kv, size)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (CheckpointError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return 0.0

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.errors import CheckpointError
-from smtrain.model.families import ModelShape
+from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.rope import KEYS, Rope, read_rope
 
-_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768, "mistral": 131072, "gpt_neox": 2048}
+_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768, "mistral": 131072, "gpt_neox": 2048, "gpt2": 1024}
+_EPS = {"gpt_neox": ("layer_norm_eps", 1e-5), "gpt2": ("layer_norm_epsilon", 1e-5)}
+_ACTIVATION = {"gpt_neox": ("hidden_act", "gelu"), "gpt2": ("activation_function", "gelu_new")}
+_GPT2_PLAIN = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROOT = math.sqrt(2 / math.pi)
 
@@ -50,7 +53,8 @@ class HFConfig:
     """What config.json says of a model: two files that mean the same model are equal here."""
 
     shape: ModelShape
-    rope: Rope
+    rope: Rope | None
+    """None where positions are learned."""
     positions: int
     """max_position_embeddings."""
     eps: float
@@ -70,26 +74,32 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
     """
     shape = ModelShape.from_config(config)
     kind = shape.family
-    positions = config.get("max_position_embeddings")
+    positions = config.get(FAMILIES[kind].keys.get("max_position_embeddings", "max_position_embeddings"))
+    positions = config.get("max_position_embeddings") if positions is None else positions
     positions = _POSITIONS[kind] if positions is None else positions
     if not isinstance(positions, int) or isinstance(positions, bool) or positions < 1:
         raise CheckpointError(
             f"config.json has max_position_embeddings = {positions!r}: it must be a whole number of at least 1"
         )
     neox = kind == "gpt_neox"
-    key, default = ("layer_norm_eps", 1e-5) if neox else ("rms_norm_eps", 1e-6)
+    key, default = _EPS.get(kind, ("rms_norm_eps", 1e-6))
     eps = config.get(key, default)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
         raise CheckpointError(f"config.json has {key} = {eps!r}: it must be a number from 0 to 1")
-    activation = config.get("hidden_act", "gelu" if neox else "silu")
+    called, usual = _ACTIVATION.get(kind, ("hidden_act", "silu"))
+    activation = config.get(called, usual)
     if activation not in ACTIVATIONS:
         raise CheckpointError(
-            f"config.json has hidden_act = {activation!r}, which smtrain does not know: it knows "
-            f"{', '.join(ACTIVATIONS)}"
+            f"config.json has {called} = {activation!r}, which smtrain does not know: it knows {', '.join(ACTIVATIONS)}"
         )
+    for other, plain in _GPT2_PLAIN.items() if kind == "gpt2" else ():
+        if bool(config.get(other, plain)) is not plain:
+            raise CheckpointError(
+                f"config.json has {other} = {config[other]!r}, which smtrain does not train: it takes {plain} alone"
+            )
     return HFConfig(
         shape=shape,
-        rope=read_rope(config, kind, shape.head_dim, positions),
+        rope=read_rope(config, kind, shape.head_dim, positions) if shape.positions is None else None,
         positions=positions,
         eps=float(eps),
         activation=activation,
@@ -98,11 +108,23 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
     )
 
 
+def positions_named(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence that a config.json of any kind names; None where it names none."""
+    found = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
+    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
+
+
 def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
     """`for_everyone` with nothing left to the defaults of whoever reads it."""
     normal = normalise(config)
     shape, out = normal.shape, _without_rope(config)
     out.pop("transformers_version", None)
+    if normal.rope is None:
+        return out | {
+            "n_embd": shape.hidden, "n_layer": shape.layers, "n_head": shape.heads, "n_inner": shape.intermediate,
+            "n_positions": normal.positions, "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied,
+            "activation_function": normal.activation, "layer_norm_epsilon": normal.eps,
+        }  # fmt: skip
     out |= {
         "num_key_value_heads": shape.kv_heads, "tie_word_embeddings": shape.tied, "hidden_act": normal.activation,
         "max_position_embeddings": normal.positions, **normal.rope.written(shape.family),
@@ -125,6 +147,8 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
 def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same config.json with its rotary embeddings spelled for transformers 4 and 5 alike."""
     normal = normalise(config)
+    if normal.rope is None:
+        return copy.deepcopy(dict(config))
     out = _without_rope(config) | normal.rope.written(normal.shape.family)
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
         out["head_dim"] = normal.shape.head_dim  # some types ask for it in transformers 4

@@ -7,19 +7,17 @@ contiguous pipeline blocks whose remainder goes to the last stages.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
 from typing import Literal, Protocol
 
 from smtrain.errors import ConfigError
-from smtrain.model.families import ModelShape, Role, Spec
+from smtrain.model.families import LAYER, ModelShape, Role, Spec
 
 KvOrder = Literal["grouped", "tiled"]
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,13 @@ class Layout:
 
     def stages(self, name: str) -> tuple[int, ...]:
         """The pipeline ranks that hold parameter `name`; two only for a tied embedding, first and last."""
-        if m := _LAYER.search(name):
+        if m := LAYER.search(name):
             layer = int(m[1])
             return (next(p for p in range(self.pp) if layer in self.layers(p)),)
         if name == self.shape.embed_name:
             return (0, self.pp - 1) if self.shape.tied and self.pp > 1 else (0,)
+        if name == self.shape.positions_name:
+            return (0,)
         return (self.pp - 1,)
 
     def layers(self, pp_rank: int) -> range:
@@ -133,7 +133,9 @@ class Layout:
 
     def shard(self, name: str, tp_rank: int) -> Shard:
         """What tensor-parallel rank `tp_rank` holds of `name` on each of its stages."""
-        return self._shard(self.spec(name).role, tp_rank)
+        spec = self.spec(name)
+        shard = self._shard(spec.role, tp_rank)
+        return replace(shard, dim=1 - shard.dim) if spec.turned and shard.dim is not None else shard
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         shard = self.shard(name, tp_rank)
@@ -169,6 +171,9 @@ class Layout:
             return _units(0 if role is Role.COLUMN else 1, [t], s.intermediate // self.tp)
         if role is Role.QKV:
             return _units(0, [t], s.heads // self.tp * 3 * s.head_dim)
+        if role is Role.THIRDS:
+            heads = s.heads // self.tp
+            return _units(0, [i * self.tp + t for i in range(3)], heads * s.head_dim)
         if role is Role.KV:
             return _units(0, [h for h, _ in self.kv_slots(t)], s.head_dim, self.kv_multiplier)
         return _units(0 if role is Role.Q else 1, self.query_heads(t), s.head_dim)

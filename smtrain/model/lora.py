@@ -14,7 +14,7 @@ from math import sqrt
 from typing import Any, Literal
 
 from smtrain.errors import ConfigError
-from smtrain.model.families import ModelShape, Role, Spec
+from smtrain.model.families import LAYER, ModelShape, Role, Spec
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """Every linear of the decoder layers, in peft's word."""
@@ -42,14 +42,20 @@ class Lora:
 def linears(shape: ModelShape) -> tuple[str, ...]:
     """The names of a decoder layer's linears, in the model's order: `q_proj`, `k_proj`..."""
     layer = replace(shape, layers=1).specs
-    return tuple(
-        s.name.removesuffix(".weight").rpartition(".")[2] for s in layer if ".layers." in s.name and len(s.shape) == 2
-    )
+    found = (s for s in layer if LAYER.search(s.name) and len(s.shape) == 2 and not s.turned)
+    return tuple(s.name.removesuffix(".weight").rpartition(".")[2] for s in found)
 
 
 def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
     """The linears that `asked` names, in the model's order. Raises `ConfigError` for a name that matches none."""
     known = linears(shape)
+    if not known:
+        raise ConfigError(
+            [
+                f"train.adapter: the linears of a {shape.family} model are stored with their inputs first (Conv1D), "
+                "beside which smtrain puts no adapters; leave train.adapter out"
+            ]
+        )
     if tuple(asked) == (ALL_LINEAR,):
         return known
     lost = [name for name in asked if name not in known]
@@ -90,7 +96,7 @@ class AdapterShape(ModelShape):
         out = []
         for spec in self.base.specs:
             module = spec.name.removesuffix(".weight")
-            if ".layers." in spec.name and len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
+            if LAYER.search(spec.name) and len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
                 rows, (width, into) = spec.role in _ROWS_CUT, spec.shape
                 out.append(Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into)))
                 out.append(Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank)))

@@ -60,11 +60,13 @@ def _refuse(differences: Iterable[str]) -> None:
 
 def _differences(model: Any, config: HFConfig) -> Iterator[str]:
     base, shape = model.base_model, config.shape
-    yield from _rotary_differences(base.rotary_emb, config.rope)
-    norms = [getattr(base, FAMILIES[shape.family].norm)]
-    for block, window in zip(base.layers, config.windows, strict=True):
-        attention = getattr(block, "self_attn", None) or block.attention
-        norms += [block.input_layernorm, block.post_attention_layernorm]
+    family = FAMILIES[shape.family]
+    if config.rope is not None:
+        yield from _rotary_differences(base.rotary_emb, config.rope)
+    norms = [getattr(base, family.norm)]
+    for block, window in zip(getattr(base, family.layers), config.windows, strict=True):
+        attention = getattr(block, family.attention)
+        norms += [getattr(block, name) for name in family.block_norms]
         norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
         yield from _attention_differences(attention, model.config, config, window)
         yield from _activation_differences(getattr(block.mlp, "act_fn", None) or block.mlp.act, config.activation)
@@ -92,8 +94,9 @@ def _rotary_differences(rotary: Any, rope: Rope) -> Iterator[str]:
 
 
 def _attention_differences(attention: Any, made: Any, config: HFConfig, window: int | None) -> Iterator[str]:
-    if not _close(attention.scaling, config.shape.head_dim**-0.5):
-        yield f"attention is scaled by {attention.scaling:g}, not by {config.shape.head_dim**-0.5:g}"
+    scaling = getattr(attention, "scaling", config.shape.head_dim**-0.5)  # GPT-2's names none in transformers 4
+    if not _close(scaling, config.shape.head_dim**-0.5):
+        yield f"attention is scaled by {scaling:g}, not by {config.shape.head_dim**-0.5:g}"
     if config.shape.family in ("mistral", "qwen2", "qwen3"):
         built = made.sliding_window if config.shape.family == "mistral" else attention.sliding_window
         if built != window:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from smtrain.config.machine import MachineEntry
 from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
-from smtrain.model.families import ModelShape
+from smtrain.model.families import LAYER, ModelShape
 from smtrain.model.layout import Layout
 from smtrain.model.lora import AdapterShape, Lora
 
@@ -143,6 +143,8 @@ class Cut:
     embed: int
     norm: int
     head: int
+    positions: int
+    """The table of learned positions, which the first stage has."""
     kv_heads: int
     """Key/value heads of a rank, copies counted."""
     vocab: int
@@ -156,14 +158,15 @@ def cut(shape: ModelShape, tp: int) -> Cut:
     """Count a rank's numbers by the same table that the engines cut by."""
     layout = Layout(shape, tp, 1)
     size = {s.name: prod(layout.local_shape(s.name, 0)) for s in _one_layer(shape).specs}
-    ends = {s.name for s in _one_layer(shape).specs if ".layers." not in s.name}
+    ends = {s.name for s in _one_layer(shape).specs if not LAYER.search(s.name)}
     embed = size[shape.embed_name]
-    norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name))
+    norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name))
     return Cut(
         layer=sum(n for name, n in size.items() if name not in ends),
         embed=embed,
         norm=norm,
         head=embed,
+        positions=(shape.positions or 0) * shape.hidden,
         kv_heads=len(layout.kv_slots(0)),
         vocab=layout.shard(shape.embed_name, 0).size,
         largest=max(size.values()),
@@ -181,7 +184,7 @@ def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     held = cut(shape, mesh.tp)
     n = layers_of(shape.layers, mesh.pp, stage) * held.layer
     if stage == 0:
-        n += held.embed
+        n += held.embed + held.positions
     if stage == mesh.pp - 1:
         n += held.norm + (0 if shape.tied and mesh.pp == 1 else held.head)
     return n

@@ -122,7 +122,7 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     attention = 4.0 * shape.heads / mesh.tp
     if not work.fused_attention and mesh.recompute == "none":
         attention += 2.0 * w * shape.heads / mesh.tp * work.seq_len
-    if shape.family == "gpt_neox":
+    if shape.plain:
         return w * (part + 2 * h + 6 * q + 2 * i) + attention
     masked = shape.sliding_window is not None and shape.sliding_window < work.seq_len
     attention += w * (4 * q if masked else 2 * q + 2 * kv)  # with a mask, keys and values are repeated to q's heads
@@ -139,7 +139,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
-    neox = shape.family == "gpt_neox"
+    neox = shape.plain
     entry = ("query_key_value",) if neox else ("q_proj", "k_proj", "v_proj")
     up, down = (("dense_h_to_4h",), "dense_4h_to_h") if neox else (("gate_proj", "up_proj"), "down_proj")
     inputs = h * (bool({*entry} & {*lora.targets}) + bool({*up} & {*lora.targets})) + i * (down in lora.targets)
@@ -180,7 +180,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     if stage == 0 and not work.lora:  # at its end: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
-        normed = part * (w if shape.family == "gpt_neox" else 4 + w)
+        normed = part * (w if shape.plain else 4 + w)
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         rows = tokens * held.vocab
         # Whole: log-probabilities, their gradient and the logits' in fp32. Cut: logits and one fp32 copy, in place.

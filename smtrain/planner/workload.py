@@ -13,6 +13,7 @@ from smtrain.facts import table
 from smtrain.facts.engines import EngineName
 from smtrain.facts.models import positions
 from smtrain.model.families import ModelShape
+from smtrain.model.hf_config import positions_named
 from smtrain.model.lora import Lora, targets_of
 from smtrain.planner.machines import Recompute, Work, named_shape
 
@@ -83,8 +84,8 @@ def positions_of(config: JobConfig) -> int | None:
             described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None  # told elsewhere
-    found = described.get("max_position_embeddings") if isinstance(described, dict) else None
-    return found if isinstance(found, int) and found > 1 else None
+    found = positions_named(described) if isinstance(described, dict) else None
+    return found if found is not None and found > 1 else None
 
 
 def text_bytes(config: JobConfig) -> float | None:

@@ -24,7 +24,7 @@ def tensor_parallel(name: str, weights: float, described: Mapping[str, Any], ins
     row = instance(instance_type)
     if row is None or not is_gpu(instance_type) or not row.get("core_gib"):
         raise JobError(f"{instance_type} has no GPU that smtrain knows; vLLM's endpoints need one, such as {_some()}")
-    heads, devices = int(described.get("num_attention_heads") or 1), int(row["cores"])
+    heads, devices = int(described.get("num_attention_heads") or described.get("n_head") or 1), int(row["cores"])
     parts = max(n for n in range(1, devices + 1) if heads % n == 0)
     if str(described.get("torch_dtype") or described.get("dtype") or "") == "float32":
         weights /= 2  # vLLM takes such a model in 16 bits

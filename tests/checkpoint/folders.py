@@ -23,6 +23,10 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 NEOX: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {"model_type": "gpt_neox"}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2", "n_embd": 16, "n_inner": 24, "n_layer": 4, "n_head": 4, "n_positions": 12, "vocab_size": 40,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def random_weights(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

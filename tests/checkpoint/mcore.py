@@ -8,6 +8,7 @@ One process a rank (gloo); rank and world come from the environment.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import warnings
@@ -45,29 +46,36 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
 
     import numpy
     import torch
-    from megatron.core import dist_checkpointing
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.enums import ModelType
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    c = asked["config"]
-    neox, qwen3 = c["model_type"] == "gpt_neox", c["model_type"] == "qwen3"
+    from smtrain.model.families import ModelShape
+
+    c, shape = asked["config"], ModelShape.from_config(asked["config"])
+    plain, qwen3, gpt2 = shape.plain, shape.family == "qwen3", shape.family == "gpt2"
+    activation: Any = torch.nn.functional.gelu if plain else torch.nn.functional.silu
+    if gpt2:
+        activation = functools.partial(activation, approximate="tanh")  # --openai-gelu
     config = TransformerConfig(
-        num_layers=c["num_hidden_layers"], hidden_size=c["hidden_size"], ffn_hidden_size=c["intermediate_size"],
-        num_attention_heads=c["num_attention_heads"], kv_channels=c.get("head_dim"),
-        num_query_groups=c.get("num_key_value_heads", c["num_attention_heads"]), use_cpu_initialization=True,
-        normalization="LayerNorm" if neox else "RMSNorm", gated_linear_unit=not neox,
-        activation_func=torch.nn.functional.gelu if neox else torch.nn.functional.silu, add_bias_linear=neox,
-        add_qkv_bias=neox or c["model_type"] == "qwen2", qk_layernorm=qwen3, pipeline_dtype=torch.float32,
+        num_layers=shape.layers, hidden_size=shape.hidden, ffn_hidden_size=shape.intermediate,
+        num_attention_heads=shape.heads, kv_channels=shape.head_dim,
+        num_query_groups=shape.kv_heads, use_cpu_initialization=True,
+        normalization="LayerNorm" if plain else "RMSNorm", gated_linear_unit=not plain,
+        activation_func=activation, add_bias_linear=plain,
+        add_qkv_bias=shape.qkv_bias, qk_layernorm=qwen3, pipeline_dtype=torch.float32,
         hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=False, masked_softmax_fusion=False,
         gradient_accumulation_fusion=False, layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
         tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
     )  # fmt: skip
     spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
     model = GPTModel(
-        config, spec, vocab_size=asked["padded"], max_sequence_length=64, position_embedding_type="rope",
-        rotary_percent=0.25 if neox else 1.0, share_embeddings_and_output_weights=c["tie_word_embeddings"],
+        config, spec, vocab_size=asked["padded"], max_sequence_length=64,
+        position_embedding_type="learned_absolute" if gpt2 else "rope",
+        rotary_percent=0.25 if shape.family == "gpt_neox" else 1.0, share_embeddings_and_output_weights=shape.tied,
         pre_process=p == 0, post_process=p == pp - 1, parallel_output=False,
     )  # fmt: skip
     folder = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "")
@@ -79,7 +87,7 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     else:
         held = dist_checkpointing.load({"model": model.sharded_state_dict()}, asked["load"])
         model.load_state_dict(held["model"])
-    assert held["args"].num_layers == c["num_hidden_layers"]
+    assert held["args"].num_layers == shape.layers
     if asked.get("save"):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -98,9 +106,15 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     ids = torch.tensor(asked["ids"])
     n = ids.shape[1]
     mask = torch.triu(torch.ones(n, n, dtype=torch.bool), 1)[None, None]
+    before = torch.empty(n, len(ids), shape.hidden)
     with torch.no_grad():
+        if p > 0:
+            dist.recv(before, parallel_state.get_pipeline_model_parallel_prev_rank())
+            model.set_input_tensor(before)
         logits = model.eval()(ids, torch.arange(n)[None], mask)
-    if t == 0:
+    if p < pp - 1:
+        dist.send(logits, parallel_state.get_pipeline_model_parallel_next_rank())
+    elif t == 0:
         torch.save(logits, asked["logits"])
 
 

@@ -26,6 +26,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "attention_bias": draw(st.booleans()),
         "mlp_bias": draw(st.booleans()),
     }
-    if family != "gpt_neox":
+    if family == "gpt2":
+        config |= {"n_inner": config.pop("intermediate_size"), "n_positions": draw(st.integers(1, 9))}
+    elif family != "gpt_neox":
         config |= {"num_key_value_heads": kv, "head_dim": draw(st.sampled_from([2, 4]))}
     return config

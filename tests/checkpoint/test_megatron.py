@@ -21,7 +21,8 @@ from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.summary import inspect, verify
 from smtrain.errors import CheckpointError, ConfigError
-from tests.checkpoint.folders import LLAMA, NEOX, hf_folder, random_weights, same, weights_of
+from smtrain.model.families import ModelShape
+from tests.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 from tests.checkpoint.models import configs
 
 FOUR = {**LLAMA, "num_hidden_layers": 4}
@@ -43,7 +44,7 @@ def test_a_model_comes_back_from_any_form_and_mesh(
 ) -> None:
     root = tmp_path_factory.mktemp("any")
     source = hf_folder(root / "hf", config, data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
-    layers = config["num_hidden_layers"]
+    layers = ModelShape.from_config(config).layers
     kv = config.get("num_key_value_heads", config["num_attention_heads"])
     pp, tps = data.draw(st.integers(1, layers)), [n for n in (1, 2, 4) if not kv % n]
     cuts = sorted(data.draw(st.sets(st.integers(1, layers - 1), min_size=pp - 1, max_size=pp - 1))) if pp > 1 else []
@@ -59,16 +60,18 @@ def test_a_model_comes_back_from_any_form_and_mesh(
     shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("config", [FOUR, TIED, QWEN3, SERIAL_NEOX])
+@pytest.mark.parametrize("config", [FOUR, TIED, QWEN3, SERIAL_NEOX, GPT2])
 def test_virtual_stages_are_dealt_round_robin(tmp_path: Path, config: dict[str, Any]) -> None:
     convert(hf_folder(tmp_path / "hf", config), tmp_path / "mg", to="megatron", form="torch", pp=2, vpp=2, spec="local")
     held = legacy(tmp_path / "mg", 0, 1)
     assert [key for key in held if key.startswith("model")] == ["model0", "model1"]
     weights = random_weights(config)
-    prefix = "gpt_neox" if config["model_type"] == "gpt_neox" else "model"
+    norm = {"gpt_neox": "gpt_neox.layers.{}.input_layernorm.weight", "gpt2": "transformer.h.{}.ln_1.weight"}.get(
+        config["model_type"], "model.layers.{}.input_layernorm.weight"
+    )
     for chunk, layer in (("model0", 1), ("model1", 3)):  # the second stage's
         mine = held[chunk]["decoder.layers.0.input_layernorm.weight"]
-        assert torch.equal(mine, weights[f"{prefix}.layers.{layer}.input_layernorm.weight"])
+        assert torch.equal(mine, weights[norm.format(layer)])
     assert same(weights_of(open_weights(tmp_path / "mg")), weights)
 
 

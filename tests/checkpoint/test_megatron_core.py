@@ -35,6 +35,15 @@ CONFIGS = {
     "mistral": {**BASE, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": None},
     "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 10000.0},
     "qwen3": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_inner": 48,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 101,
+        "n_positions": 64,
+    },
     "gpt_neox": {**BASE, "model_type": "gpt_neox", "use_parallel_residual": False, "rotary_pct": 0.25},
 }
 IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
@@ -69,19 +78,20 @@ def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path) -> None:
     assert not any(rank.returncode for rank in ranks), "\n".join(told)[-3000:]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_logits_are_those_of_transformers(tmp_path: Path, tp: int) -> None:
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int) -> None:
     cases = []
     for name, config in CONFIGS.items():
         folder = model_folder(tmp_path / name, config)
         for form in ("torch", "torch_dist"):
             at = tmp_path / f"{name}-{form}"
-            convert(folder, at, to="megatron", form=form, spec="local", tp=tp)  # type: ignore[arg-type]
+            told: Any = {"form": form, "spec": "local", "tp": tp, "pp": pp} if form == "torch" else {"tp": tp}
+            convert(folder, at, to="megatron", **told)
             cases.append({
                 "config": config, "form": form, "load": str(at / "iter_0000001"), "padded": 128 * tp, "ids": IDS,
                 "logits": str(tmp_path / f"{name}-{form}.logits"),
             })  # fmt: skip
-    mcore(cases, tp, 1, tmp_path / "cases.json")
+    mcore(cases, tp, pp, tmp_path / "cases.json")
     for name, config in CONFIGS.items():
         model = AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager", dtype=torch.float32)
         with torch.no_grad():
@@ -89,7 +99,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tp: int) -> None:
         for form in ("torch", "torch_dist"):
             theirs = torch.load(tmp_path / f"{name}-{form}.logits")[..., : config["vocab_size"]]
             largest = float((theirs - ours).abs().max())
-            print(f"{name} {form} tp {tp}: largest difference {largest:.2e}, logits to {float(ours.abs().max()):.1f}")
+            print(
+                f"{name} {form} tp {tp} pp {pp}: largest difference {largest:.2e}, logits to {float(ours.abs().max()):.1f}"
+            )
             assert largest <= 1e-5
 
 

@@ -14,7 +14,7 @@ from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.summary import inspect, verify
 from smtrain.errors import CheckpointError
-from tests.checkpoint.folders import LLAMA, NEOX, hf_folder, random_weights, same, weights_of
+from tests.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 
 FOUR = {**LLAMA, "num_hidden_layers": 4}
 MHA = {**FOUR, "num_key_value_heads": 4}
@@ -29,7 +29,7 @@ def load(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("xser", [False, True])
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("release", ["2.15", "2.21"])
-@pytest.mark.parametrize("config", [FOUR, MHA, TIED, {**NEOX, "num_hidden_layers": 4}])
+@pytest.mark.parametrize("config", [FOUR, MHA, TIED, {**NEOX, "num_hidden_layers": 4}, GPT2])
 def test_what_is_written_is_read(
     tmp_path: Path, config: dict[str, Any], release: Any, tp: int, pp: int, xser: bool
 ) -> None:

@@ -42,12 +42,13 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if family != "gpt_neox":
+    if family not in ("gpt_neox", "gpt2"):
         sizes |= {"num_key_value_heads": 2, "head_dim": 16}
     built = AutoConfig.for_model(family, **{**sizes, **changes})
     return built.to_dict()
 
 
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": config("llama"),
     "llama-kv4": config("llama", num_key_value_heads=4, attention_bias=True, mlp_bias=True),
@@ -58,6 +59,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": config("qwen3", head_dim=32),
     "mistral-window": config("mistral", sliding_window=12, vocab_size=509),
     "gpt_neox": config("gpt_neox"),
+    "gpt2": config("gpt2", n_inner=128, tie_word_embeddings=True, **NO_DROPOUT),
+    "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
     "gpt_neox-sequential": config("gpt_neox", use_parallel_residual=False, vocab_size=509),
 }
 

@@ -24,6 +24,8 @@ MESHES = {
     "mistral-window": ["122 full", "221 sp m2"],
     "gpt_neox": ["221 sp full", "122"],
     "gpt_neox-sequential": ["212"],
+    "gpt2": ["221 sp full", "122", "411 sp"],
+    "gpt2-509": ["212", "141 m1"],
 }
 STEPS = {"llama": 20}  # the rest, one family's names and parts each, tells as much in 6
 
@@ -59,7 +61,7 @@ def test_losses_and_norms_agree(
     assert all(dl < 1e-5 and dn < 1e-4 for _, _, dl, dn in rows), table
 
 
-@pytest.mark.parametrize("name", ["llama-tied-509", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama-tied-509", "qwen3", "gpt_neox", "gpt2"])
 @pytest.mark.parametrize("text", ["221 sp", "122", "411"])
 def test_logits_are_those_of_transformers(name: str, text: str, four: World, solo: World) -> None:
     config = CONFIGS[name]

@@ -29,6 +29,8 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"num_key_value_heads": 4, "head_dim": 8, "sliding_window": None}),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
+    ("gpt2", {}),
+    ("gpt2", {"n_inner": 96, "tie_word_embeddings": False}),
 ]
 
 

@@ -20,7 +20,7 @@ class AttentionContext:
     def __init__(
         self,
         config: Any,
-        rotary: nn.Module,
+        rotary: nn.Module | None,
         windows: tuple[int | None, ...],
         dtype: torch.dtype,
         device: torch.device,
@@ -30,6 +30,8 @@ class AttentionContext:
 
     def __call__(self, batch: int, length: int, segments: torch.Tensor | None) -> tuple[torch.Tensor, Any, list[Any]]:
         """Positions [B or 1, S], rotary embeddings and each layer's mask (None: causal over the whole row).
+
+        Where positions are learned there are no rotary embeddings: None.
 
         `segments` [B, S] numbers the samples of a row; None makes every row one sample.
         """
@@ -43,7 +45,10 @@ class AttentionContext:
     @torch.no_grad()
     def _make(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
         like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
-        return positions, self._rotary(like, position_ids=positions), self._masks(like, positions)
+        return positions, self._turns(like, positions), self._masks(like, positions)
+
+    def _turns(self, like: torch.Tensor, positions: torch.Tensor) -> Any:
+        return None if self._rotary is None else self._rotary(like, position_ids=positions)
 
     @torch.no_grad()
     def _packed(self, segments: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
@@ -55,7 +60,7 @@ class AttentionContext:
         back = index[:, None] - index  # how far a key lies behind a query
         within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
         masks = {window: within if window is None else within & (back < window) for window in set(self._windows)}
-        return positions, self._rotary(like, position_ids=positions), [masks[window] for window in self._windows]
+        return positions, self._turns(like, positions), [masks[window] for window in self._windows]
 
     def _masks(self, like: torch.Tensor, positions: torch.Tensor) -> list[Any]:
         known = inspect.signature(create_causal_mask).parameters

@@ -180,6 +180,10 @@ class NativeEngine:
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]
+        if self.shape.positions is not None and length > self.shape.positions:
+            raise ConfigError(
+                [f"train.seq_len: {length} is beyond the {self.shape.positions} positions that the model has learned"]
+            )
         if self.stage.sequence_parallel and length % self.mesh.tp:
             raise ConfigError(
                 [

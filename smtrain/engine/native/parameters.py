@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,14 +41,17 @@ def flat_parameters(
 
 
 class RowParallel(nn.Module):
-    """A linear whose columns are cut: the ranks' products are summed, then the bias is added once."""
+    """A linear whose columns are cut: the ranks' products are summed, then the bias is added once.
 
-    def __init__(self, linear: nn.Linear, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    `turned`: its weight has the inputs first, as transformers' Conv1D.
+    """
+
+    def __init__(self, linear: Any, leave: Callable[[torch.Tensor], torch.Tensor], turned: bool = False) -> None:
         super().__init__()
-        self.weight, self.bias, self._leave = linear.weight, linear.bias, leave
+        self.weight, self.bias, self._leave, self._turned = linear.weight, linear.bias, leave, turned
         self.factors: Factors | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.linear(x, self.weight)
+        y = F.linear(x, self.weight.t() if self._turned else self.weight)
         y = self._leave(y if self.factors is None else self.factors(x, y))
         return y if self.bias is None else y + self.bias

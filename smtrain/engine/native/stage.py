@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import ParallelOptions
@@ -30,7 +31,7 @@ from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
 from smtrain.model.hf_config import normalise
 from smtrain.model.labels import IGNORED
-from smtrain.model.layout import Layout, Shard
+from smtrain.model.layout import Layout
 from smtrain.model.lora import A, AdapterShape, B, Lora
 from smtrain.model.transformers_build import check_model, transformers_config
 
@@ -55,7 +56,7 @@ class Stage(nn.Module):
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
         self.described = normalise(config)
         self.config = transformers_config(config)
-        for key in ("attention_dropout", "hidden_dropout"):
+        for key in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
             if getattr(self.config, key, 0):
                 log.warning(
                     "config.json has %s = %s: the native engine trains without dropout", key, getattr(self.config, key)
@@ -90,21 +91,26 @@ class Stage(nn.Module):
 
     def _keep_own_part(self) -> None:
         shape, base = self.layout.shape, self.model.base_model
-        with self.mesh.device:
-            base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
+        if self.described.rope is not None:
+            with self.mesh.device:
+                base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
         self.model.tie_weights()  # which transformers 5.0 leaves out on `meta`
         check_model(self.model, self.described)
         family = FAMILIES[shape.family]
-        base.layers = nn.ModuleDict({str(i): base.layers[i] for i in self.layout.layers(self.mesh.pp_rank)})
-        if not self.first:
-            setattr(base, family.embed, None)
+        layers = getattr(base, family.layers)
+        own = nn.ModuleDict({str(i): layers[i] for i in self.layout.layers(self.mesh.pp_rank)})
+        setattr(base, family.layers, own)
+        for name in (family.embed, family.positions) if not self.first else ():
+            if name is not None:
+                setattr(base, name, None)
         if not self.last:
             setattr(base, family.norm, None)
             self.model.set_output_embeddings(None)
         self.embed: nn.Embedding | None = getattr(base, family.embed)
         self.norm: nn.Module | None = getattr(base, family.norm)
-        self.rotary: nn.Module = base.rotary_emb
-        self.blocks = list(base.layers.values())
+        self.rotary: nn.Module | None = base.rotary_emb if self.described.rope is not None else None
+        self.positions: nn.Embedding | None = getattr(base, family.positions) if family.positions else None
+        self.blocks = list(own.values())
 
     def _make_parameters(self) -> None:
         """All parameters are views of one flat buffer."""
@@ -140,19 +146,24 @@ class Stage(nn.Module):
             return (self._enter(args[0]), *args[1:]), kwargs
 
         for block in self.blocks:
-            attention = getattr(block, "self_attn", None) or block.attention
+            attention = getattr(block, FAMILIES[layout.shape.family].attention)
+            if hasattr(attention, "split_size"):  # GPT-2's: of q, of k and of v
+                attention.split_size = layout.shape.heads // tp * layout.shape.head_dim
             if hasattr(attention, "num_key_value_groups"):
                 held = len(layout.kv_slots(self.mesh.tp_rank))
                 attention.num_key_value_groups = layout.shape.heads // tp // held
             for module in (attention, block.mlp):
                 module.register_forward_pre_hook(entry, with_kwargs=True)
         for name, module in list(self.model.named_modules()):
-            if isinstance(module, nn.Linear) and self._shard_of(f"{name}.weight").dim == 1:
+            if not isinstance(module, (nn.Linear, Conv1D)):
+                continue
+            turned = isinstance(module, Conv1D)
+            dim = layout.shard(layout.shape.file_name(f"{name}.weight"), self.mesh.tp_rank).dim
+            if dim == (0 if turned else 1):
                 parent, _, leaf = name.rpartition(".")
-                setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave))
-
-    def _shard_of(self, module_name: str) -> Shard:
-        return self.layout.shard(self.layout.shape.file_name(module_name), self.mesh.tp_rank)
+                setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave, turned))
+            elif turned:
+                module.nf = module.weight.shape[1]
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Whole activations for a tensor-parallel region."""
@@ -249,11 +260,16 @@ class Stage(nn.Module):
 
     def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
         """Through this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
+        length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
+        positions, rotary, masks = self.context(x.shape[0], length, segments)
         h = self._embed(x) if self.first else x
-        length = h.shape[1] * (self.mesh.tp if self.sequence_parallel else 1)
-        positions, rotary, masks = self.context(h.shape[0], length, segments)
+        if self.positions is not None:
+            own = positions.chunk(self.mesh.tp, 1)[self.mesh.tp_rank] if self.sequence_parallel else positions
+            h = h + self.positions(own.clamp(max=self.described.positions - 1))  # further on there is only padding
         for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
-            kwargs = {"attention_mask": masks[i], "position_ids": positions, "position_embeddings": rotary}
+            kwargs = {"attention_mask": masks[i]}
+            if rotary is not None:
+                kwargs |= {"position_ids": positions, "position_embeddings": rotary}
             if self.recompute and torch.is_grad_enabled():
                 again = block if self.dropout is None else self.dropout.kept(block)
                 h = checkpoint(again, h, use_reentrant=False, preserve_rng_state=False, **kwargs)
