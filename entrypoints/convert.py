@@ -1,4 +1,4 @@
-"""Stage convert: the Hugging Face model in channel `model` -> NxD shards for (tp, pp) in the model folder."""
+"""Stage convert: the weights of channel `weights`, or else `model` -> NxD shards for (tp, pp) in the model folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.checkpoint.convert import convert
 
     tp, pp = config.parallel.tp, config.parallel.pp
-    convert(container.channel("model"), container.model_dir, tp=tp, pp=pp, overwrite=True)
+    model = container.channel("model")
+    source = container.channel("weights") if container.has_channel("weights") else model
+    convert(source, container.model_dir, tp=tp, pp=pp, config=model, overwrite=True)
     print(f"{tp * pp} shards for tp {tp} x pp {pp}", flush=True)
 
 

@@ -15,6 +15,7 @@ def stage(config: JobConfig, container: Container) -> None:
     changed = export(
         container.channel("checkpoint"), container.channel("model"), container.model_dir, merge=config.export.merge,
         base=config.model.path, best=config.export.checkpoint == "best",
+        weights=container.channel("weights") if container.has_channel("weights") else None,
         title=re.sub(r"-export-[0-9a-f]{8}(-\d+)?$", "", container.job) or "smtrain",
     )  # fmt: skip
     if changed:

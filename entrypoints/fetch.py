@@ -28,14 +28,14 @@ def stage(config: JobConfig, container: Container) -> None:
     try:
         about = HfApi(token=token).model_info(name, revision=revision or "main")
         files = [item.rfilename for item in about.siblings or []]
-        if config.model.init == "weights" and weights_in(files) is None:
+        if config.model.init == "weights" and config.model.weights is None and weights_in(files) is None:
             raise SmtrainError(
                 f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a revision or a "
                 "model that has one"
             )
         snapshot_download(
             name, revision=about.sha, local_dir=container.model_dir, token=token,
-            allow_patterns=[escape(file) for file in wanted(files)],
+            allow_patterns=[escape(file) for file in wanted(files, config.model.weights is None)],
         )  # fmt: skip
     except SmtrainError:
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from smtrain.checkpoint.adapter import native_adapter, open_adapter
-from smtrain.checkpoint.hf import write_hf
+from smtrain.checkpoint.hf import read_config, write_hf
 from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.model_card import write_card
 from smtrain.checkpoint.native import NativeSource
@@ -19,14 +19,16 @@ from smtrain.model.families import ModelShape
 def export(
     checkpoint: Path, model_folder: Path, target: Path, *, max_shard_size: int = 5_000_000_000, merge: bool = False,
     base: str | None = None, title: str = "A model trained with smtrain", best: bool = False,
+    weights: Path | None = None,
 ) -> Changed | None:  # fmt: skip
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or stays as it was.
 
     A checkpoint that holds an adapter becomes peft's folder, which names the model `base`; or, with `merge`, the model
     with the adapter in it, and what that changed is given back. `checkpoint` is anything `open_weights` takes, or one
     with an adapter; with `best`, a run's checkpoints of which the best is taken. `model_folder` is what training
-    started from and gives config.json, tokenizer and licence. A model card (README.md) under `title` goes along. Raises
-    CheckpointError where either cannot be read or they are not of one model.
+    started from and gives config.json, tokenizer and licence, and its weights unless those lay in `weights`. A model
+    card (README.md) under `title` goes along. Raises CheckpointError where either cannot be read or they are not of one
+    model.
     """
     for source in (checkpoint, model_folder):
         refuse_overlap(source, target)
@@ -48,7 +50,7 @@ def export(
         trained = open_weights(checkpoint)
         write_hf(trained, target, model_folder, max_shard_size, readme=readme(trained))
         return None
-    weights = open_weights(model_folder)
-    merged = Merged(weights, open_adapter(checkpoint, ModelShape.from_config(weights.config)))
+    began = open_weights(model_folder) if weights is None else open_weights(weights, read_config(model_folder))
+    merged = Merged(began, open_adapter(checkpoint, ModelShape.from_config(began.config)))
     write_hf(merged, target, model_folder, max_shard_size, readme=readme(adapter))
     return merged.changed()

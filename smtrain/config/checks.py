@@ -12,6 +12,7 @@ from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
 from smtrain.config.checks_validation import task_faults, validation_faults, validation_path_faults
+from smtrain.config.checks_weights import shape_and_run, weights_faults
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
@@ -111,6 +112,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"export.merge", "train.adapter"}, "export.merge: has no effect unless train.adapter is set"
     yield from data_faults(config)
     yield from place_faults(config)
+    yield from weights_faults(config)
     yield from cluster_faults(config)
     if bool(config.network.subnets) != bool(config.network.security_group_ids):
         yield (
@@ -255,7 +257,8 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
             return
         yield from shape_faults(config, described)
         names = [path.name for path in folder.iterdir()]
-        if config.model.init == "weights" and weights_in(names) is None and not checkpoint_in(names):
+        elsewhere = config.model.init != "weights" or config.model.weights is not None
+        if not elsewhere and weights_in(names) is None and not checkpoint_in(names):
             yield (
                 {"model.path"},
                 f"model.path: {folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the "
@@ -283,24 +286,7 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     except SmtrainError as error:
         yield {"model.path"}, f"model.path: {error}"
         return
-    longest, length = shape.positions or positions_named(described), config.train.seq_len
-    if longest is not None and longest < length:
-        more = (
-            ", which it has learned one by one"
-            if shape.positions is not None
-            else ", or raise max_position_embeddings (and the rope settings) in its config.json if it is to learn "
-            "longer ones"
-        )
-        yield (
-            {"model.path", "train.seq_len"},
-            f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that{more}",
-        )
-    if config.train.engine == "nxd" and shape.family == "gpt2":
-        yield (
-            {"model.path", "train.engine"},
-            "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models; set train.engine: native and take "
-            "machines that run it (ml.trn2, GPUs)",
-        )
+    yield from shape_and_run(config, shape, positions_named(described))
     if config.train.adapter and (targets := config.train.adapter.targets):
         from smtrain.errors import ConfigError
         from smtrain.model.lora import targets_of

@@ -28,7 +28,8 @@ def cluster_faults(config: JobConfig) -> Iterator[Fault]:
             f"{key}: {limit} s leaves no time to train: cluster.save_before takes {cluster.save_before} s of it, and "
             f"Slurm up to a minute more; at least {cluster.save_before + _MARGIN} s would do",
         )
-    named = {"model.path": config.model.path, "data.prepared": config.data.prepared}
+    model = config.model
+    named = {"model.path": model.path, "model.weights": model.weights, "data.prepared": config.data.prepared}
     places = [*named.items(), *(("data.path", source.path) for source in config.data.all_sources)]
     for key, uri in places:
         if uri and uri.startswith(("fsx://", "efs://")):

@@ -18,6 +18,7 @@ def place_faults(config: JobConfig) -> Iterator[Fault]:
     """What cannot be the name of such a thing."""
     uris = {
         "model.path": config.model.path,
+        "model.weights": config.model.weights,
         "data.prepared": config.data.prepared,
         "checkpoint.s3_uri": config.checkpoint.s3_uri,
         "output.s3_uri": config.output.s3_uri,

@@ -32,7 +32,7 @@ _PATTERNS = {
     "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
-_LOCAL_PATHS = (("model", "path"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
+_LOCAL_PATHS = (("model", "path"), ("model", "weights"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
 
 
 @dataclass

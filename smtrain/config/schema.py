@@ -42,6 +42,9 @@ class Model(Section):
     path: str
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
     demo://smollm2 or demo://tiny-llama."""
+    weights: str | None = None
+    """Where the weights are, if not in `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
+    Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
     token: Secret | None = None
     """The Hugging Face token that gated or private hf:// models and data need."""
     init: Literal["weights", "scratch"] = "weights"
@@ -398,6 +401,8 @@ class JobConfig(Section):
                 kept.setdefault(section, {})[field] = full[section][field]
             else:
                 kept[section] = full[section]
+        if stage in ("fetch", "convert", "train") and self.model.weights is not None:
+            kept["model"]["weights"] = self.model.weights
         kept.get("train", {}).pop("max_global_batch_size", None)  # what was chosen by it counts
         if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -99,8 +100,16 @@ def stream(loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool
 
 
 def complete(loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *, plain: bool = False) -> list[str]:
-    """What follows each of the prompts (ids [1, length]), all in one batch, padded on the left."""
+    """What follows each of the prompts (ids [1, length]), all in one batch, padded on the left.
+
+    Where positions are learned one by one, a text ends with the last of them. Raises `CheckpointError` for a prompt
+    that leaves no room for a token.
+    """
     longest = max(ids.shape[1] for ids in prompts)
+    if loaded.learned and loaded.positions is not None:
+        left = max(1, min(sampling.max_new_tokens, loaded.positions - longest))
+        sampling = replace(sampling, max_new_tokens=left)
+        refuse_overlong(loaded, max(prompts, key=lambda ids: ids.shape[1]), sampling)
     config = generation_config(loaded, sampling)
     device = loaded.model.device
     batch = torch.full((len(prompts), longest), int(config.pad_token_id or 0), dtype=torch.long, device=device)

@@ -32,6 +32,8 @@ class Loaded:
     tokenizer: Any
     adapted: bool = False
     """Whether it has an adapter on it, which `plain` switches off."""
+    learned: bool = False
+    """Whether its positions are a table, beyond whose end it can compute nothing."""
 
     @property
     def positions(self) -> int | None:
@@ -80,7 +82,8 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     model.eval()
-    return Loaded(folder, model, tokenizer, adapted=adapter is not None)
+    learned = normal is not None and normal.rope is None
+    return Loaded(folder, model, tokenizer, adapted=adapter is not None, learned=learned)
 
 
 def _adapted(model: Any, folder: Path, adapter: Path) -> Any:

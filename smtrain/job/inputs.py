@@ -23,11 +23,13 @@ from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.instance_types import type_faults
-from smtrain.job.model_files import is_model_file
+from smtrain.job.model_files import is_model_file, is_weights_file
 from smtrain.place.choose import sagemaker
 from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
+_PARTS = {"model": is_model_file, "weights": is_weights_file}
+"""What of such an input's folder goes along."""
 SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
 
 
@@ -73,7 +75,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
             return path
         if (there := target.in_place(path)) and not path.startswith("demo://"):
             return there
-        upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", model=kind == "model")
+        upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind))
         uploads[upload.uri] = upload
         return upload.uri
 
@@ -85,7 +87,12 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
         raise ConfigError(found)
     resolved = config.model_copy(
         update={
-            "model": config.model.model_copy(update={"path": place(config.model.path, "model")}),
+            "model": config.model.model_copy(
+                update={
+                    "path": place(config.model.path, "model"),
+                    "weights": place(config.model.weights, "weights"),
+                }
+            ),
             "data": config.data.model_copy(
                 update={
                     "path": place(config.data.path, "text"),
@@ -193,7 +200,8 @@ def _described(folder: Path) -> dict[str, Any]:
     return described
 
 
-def _content_addressed(path: Path | str, base: str, *, model: bool = False) -> Upload:
+def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] | None = None) -> Upload:
+    """`part` says of files by their names whether they go along; without it all do that are not hidden."""
     assert isinstance(path, Path)
     if path.is_file():
         files = [(path.name, path)]
@@ -207,9 +215,9 @@ def _content_addressed(path: Path | str, base: str, *, model: bool = False) -> U
             (p.relative_to(path).as_posix(), p)
             for p in found
             if not any(part.startswith(".") for part in p.relative_to(path).parts)
-            or (model and is_model_file(p.relative_to(path).as_posix()))
+            or (part is not None and part(p.relative_to(path).as_posix()))
         )
-    left_out = tuple(named[0] for named in files if model and not is_model_file(named[0]))
+    left_out = tuple(named[0] for named in files if part is not None and not part(named[0]))
     files = [named for named in files if named[0] not in left_out]
     if not files:
         raise ConfigError([f"{path}: holds no files; give a folder that has some"])

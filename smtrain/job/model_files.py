@@ -26,3 +26,10 @@ def is_model_file(name: str) -> bool:
     if any(part.startswith(".") for part in path.parts):
         return False
     return any(fnmatchcase(path.name.lower(), pattern) for pattern in _PARTS)
+
+
+def is_weights_file(name: str) -> bool:
+    """Whether a file goes along from a folder that is named for its weights: all but the optimizer's own files."""
+    *folders, last = PurePosixPath(name).parts
+    hidden = any(part.startswith(".") for part in folders) or (last.startswith(".") and last != ".metadata")
+    return not hidden and last != "distrib_optim.pt" and not {"optim", "optimizer"} & {*folders}

@@ -158,6 +158,8 @@ class Chain:
         found = self._needs(stage, "fetch") if found.startswith("hf://") else found
         # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
         model = f"{found.rstrip('/')}/"
+        named = self.config.model.weights
+        weights = {"weights": f"{named.rstrip('/')}/"} if named else {}
         if stage == "prepare":
             sources = self.config.data.all_sources
             if not sources:
@@ -167,16 +169,17 @@ class Chain:
                 channels[VALIDATION_CHANNEL] = self.config.train.validation.path
             return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
         if stage == "convert":
-            return {"model": model}
+            return {"model": model} | weights
         if stage in ("compile", "train"):
             prepared = self.config.data.prepared
             data = f"{prepared.rstrip('/')}/" if prepared else self._needs(stage, "prepare")
             if stage == "compile":
                 return {"data": data, "model": model}
             shards = self.output("convert") if "convert" in stages_of(self.config) else None
-            return {"data": data, "model": model} | ({"shards": shards} if shards else {})
+            return {"data": data, "model": model} | ({"shards": shards} if shards else weights)
         if stage == "export":
-            return {"checkpoint": checkpoint_uri(self.config), "model": model}
+            merged = weights if self.config.train.adapter else {}
+            return {"checkpoint": checkpoint_uri(self.config), "model": model} | merged
         if stage == "evaluate":
             return self._evaluated(model)
         exported = {"model": self._needs("generate", "export")}

@@ -56,8 +56,8 @@ def is_legal(name: str) -> bool:
     return _LEGAL.fullmatch(name) is not None
 
 
-def wanted(names: Iterable[str]) -> list[str]:
-    """Of a repository's files, those that a model needs to be used and passed on; weights in one form only."""
+def wanted(names: Iterable[str], weights: bool = True) -> list[str]:
+    """Of a repository's files, those that a model needs to be used and passed on; weights in one form only, or none."""
     top = [name for name in names if "/" not in name]
     form = ".bin" if (weights_in(top) or "").startswith("pytorch_model") else ".safetensors"
     return [
@@ -66,6 +66,6 @@ def wanted(names: Iterable[str]) -> list[str]:
         if (name.endswith((".json", ".model", ".jinja", ".tiktoken")) and not name.endswith(".index.json"))
         or name in ("merges.txt", "vocab.txt", "README.md")
         or is_legal(name)
-        or name == f"{'pytorch_model' if form == '.bin' else 'model'}{form}.index.json"
-        or (name.endswith(form) and (name in (WEIGHTS[0][0], WEIGHTS[1][0]) or _SHARD.fullmatch(name)))
+        or (weights and name == f"{'pytorch_model' if form == '.bin' else 'model'}{form}.index.json")
+        or (weights and name.endswith(form) and (name in (WEIGHTS[0][0], WEIGHTS[1][0]) or _SHARD.fullmatch(name)))
     ]

@@ -29,7 +29,8 @@ def model(context: Context) -> Iterator[Finding]:
         return
     faults = [text for _, text in shape_faults(context.config, described)]
     names = names_in(context, uri)
-    if context.config.model.init == "weights" and weights_in(names) is None and not checkpoint_in(names):
+    here = context.config.model.init == "weights" and context.config.model.weights is None
+    if here and weights_in(names) is None and not checkpoint_in(names):
         faults.append(
             f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
             "model.init: scratch"

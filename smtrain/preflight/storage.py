@@ -41,7 +41,8 @@ def inputs(context: Context) -> Iterator[Finding]:
     given = context.chain.given
     key = "data.sources" if given.data.sources else "data.path"
     texts = [(key, source.path) for source in given.data.all_sources] if "prepare" in context.stages else []
-    for key, uri in [*texts, ("model.path", given.model.path), ("data.prepared", config.data.prepared)]:
+    model = [("model.path", given.model.path), ("model.weights", given.model.weights)]
+    for key, uri in [*texts, *model, ("data.prepared", config.data.prepared)]:
         if not uri or not uri.startswith("s3://"):
             continue
         sizes = list(sizes_by_name(context, uri).values())

@@ -57,7 +57,7 @@ def start(config: JobConfig, container: Container) -> None:
         )
     resume = Resume(choice, records, gather, config)
     adapted = options.adapter is not None  # its base is read at every start
-    weights = _weights(config, container, needed=adapted or not choice.saved)
+    weights = _weights(config, container, described, needed=adapted or not choice.saved)
     here = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
         Position(config, manifest, here).refuse_another(saved.name, saved.state)
@@ -120,12 +120,13 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _weights(config: JobConfig, container: Container, needed: bool) -> WeightSource | None:
+def _weights(config: JobConfig, container: Container, described: dict[str, Any], needed: bool) -> WeightSource | None:
     """What the run starts from; on a resume, only to know it again, and None where it is not there any more."""
     if config.model.init == "scratch" or tracing():
         return None
     try:
-        return open_weights(container.channel("shards" if container.has_channel("shards") else "model"))
+        name = next(name for name in ("shards", "weights", "model") if container.has_channel(name))
+        return open_weights(container.channel(name), described)
     except CheckpointError:
         if needed:
             raise

@@ -99,9 +99,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int) -> N
         for form in ("torch", "torch_dist"):
             theirs = torch.load(tmp_path / f"{name}-{form}.logits")[..., : config["vocab_size"]]
             largest = float((theirs - ours).abs().max())
-            print(
-                f"{name} {form} tp {tp} pp {pp}: largest difference {largest:.2e}, logits to {float(ours.abs().max()):.1f}"
-            )
+            told = f"largest difference {largest:.2e}, logits to {float(ours.abs().max()):.1f}"
+            print(f"{name} {form} tp {tp} pp {pp}: {told}")
             assert largest <= 1e-5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from smtrain import ConfigError, JobConfig, load_config
+from smtrain.config import STAGES
 from smtrain.config.units import seconds, spell
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -86,6 +88,18 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         ({"train": {"min_lr": 1.0}}, "train.min_lr: 1.0 is above"),
         ({"model": {"path": "/nowhere"}}, "model.path: /nowhere is not a folder"),
         ({"data": {"path": "/nowhere"}}, "data.path: /nowhere does not exist"),
+        ({"model": {"weights": "/nowhere"}}, "model.weights: /nowhere is not a folder"),
+        ({"model": {"weights": "hf://x/y"}}, "model.weights: hf://x/y is neither a folder nor an s3:// URI"),
+        ({"model": {"weights": "s3://a_b/y"}}, "model.weights: 'a_b' cannot be a bucket's name"),
+        ({"model": {"weights": "s3://abc/y", "init": "scratch"}}, "model.weights: has no effect with model.init"),
+        (
+            {"model": {"weights": "s3://abc/y"}, "train": {"adapter": {"rank": 4}}},
+            "model.weights: an adapter alone needs a base that peft can load",
+        ),
+        (
+            {"model": {"weights": "s3://abc/y"}, "evaluate": {"tasks": ["mmlu"]}},
+            "model.weights: the base model is evaluated from a Hugging Face folder",
+        ),
         ({"model": {"path": "http://x/y"}}, "model.path: http://x/y is neither a folder, s3://, hf:// nor demo://"),
     ],
 )
@@ -100,6 +114,7 @@ def test_impossible_combinations_are_refused(raw: dict[str, Any], change: dict[s
     [
         ("tokenizer.json", "holds no tokenizer.json", {"data": {"prepared": "s3://bucket/data"}}),
         ("model.safetensors", "holds no model.safetensors", {"model": {"init": "scratch"}}),
+        ("model.safetensors", "holds no model.safetensors", {"model": {"weights": "s3://bucket/iter_0000100"}}),
     ],
 )
 def test_a_model_folder_that_lacks_what_a_stage_needs_is_refused(
@@ -146,6 +161,28 @@ def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any],
     load_config(raw, compute={"environment": {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "9"}})
 
 
+@pytest.mark.parametrize(
+    ("train", "sentence"),
+    [
+        (
+            {"seq_len": 64},
+            "train.seq_len: 64 is beyond the model's 32 positions; use at most that, which it has learned",
+        ),
+        ({"seq_len": 32, "adapter": {"rank": 4}}, "train.adapter: the linears of a gpt2 model are stored with their"),
+        ({"seq_len": 32, "engine": "nxd"}, "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models"),
+    ],
+)
+def test_what_gpt2_cannot_is_said(
+    raw: dict[str, Any], model_folder: Path, train: dict[str, Any], sentence: str
+) -> None:
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 128}
+    (model_folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw, train=train)
+    assert sentence in str(caught.value)
+    load_config(raw, train={"seq_len": 32})
+
+
 @pytest.mark.parametrize("engine", ["native", "nxd"])
 def test_a_vocabulary_that_tp_does_not_divide_is_no_fault(raw: dict[str, Any], model_folder: Path, engine: str) -> None:
     text = (model_folder / "config.json").read_text()
@@ -182,6 +219,12 @@ def test_a_config_is_frozen_and_its_round_trip_is_itself(raw: dict[str, Any]) ->
     assert JobConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(ValidationError):
         config.train.lr = 1.0  # type: ignore[misc]
+
+
+def test_weights_elsewhere_change_what_reads_them_alone(raw: dict[str, Any]) -> None:
+    plain, named = load_config(raw), load_config(raw, model={"weights": "s3://bucket/iter_0000100"})
+    same = [stage for stage in STAGES if plain.for_stage(stage) == named.for_stage(stage)]
+    assert set(STAGES) - {*same} == {"fetch", "convert", "train"}
 
 
 def test_an_unchanged_stage_keeps_its_identity(raw: dict[str, Any]) -> None:

@@ -34,14 +34,14 @@ def test_what_of_a_checkpoint_goes_along(name: str, goes: bool) -> None:
 
 @pytest.mark.slow
 def test_a_run_starts_from_it(trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    smtrain.convert(trained_inputs["model"], model, to="megatron")
-    (model / "manifest.json").unlink()  # as Megatron's own has none
-    for file in trained_inputs["model"].glob("*token*.json"):
+    model, run = tmp_path / "model", tmp_path / "run"
+    smtrain.convert(trained_inputs["model"], run, to="megatron")
+    model.mkdir()  # without weights: they are named apart, as one iteration of a run of Megatron's
+    for file in (*trained_inputs["model"].glob("*token*.json"), trained_inputs["model"] / "config.json"):
         shutil.copy(file, model)
     raw: dict[str, Any] = {
         "name": "from-megatron",
-        "model": {"path": model},
+        "model": {"path": model, "weights": run / "iter_0000001"},
         "data": {"path": trained_inputs["text"]},
         "train": {"seq_len": 32, "steps": 1, "global_batch_size": 2, "precision": "fp32", "lr": 1e-9},
         "compute": {"processes_per_instance": 1},

@@ -1,4 +1,4 @@
-"""A model as old repositories hold it - .bin shards, vocab.json and merges.txt - from a hub to an exported model."""
+"""A GPT-2 as old repositories hold it - .bin shards, vocab.json and merges.txt - from a hub to an exported model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import smtrain
 from smtrain.model.card import front_matter
@@ -23,11 +22,14 @@ pytestmark = pytest.mark.slow
 def repository(trained_inputs: dict[str, Path], tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
     (folder / "onnx").mkdir(parents=True)
-    (folder / "config.json").write_bytes((trained_inputs["model"] / "config.json").read_bytes())
-    weights = load_file(trained_inputs["model"] / "model.safetensors")
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=401)
+    model = GPT2LMHeadModel(config)
+    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": ["GPT2LMHeadModel"]}))
+    # as openai-community/gpt2: no prefix, and buffers that are computed today
+    weights = dict(model.transformer.state_dict()) | {"h.0.attn.bias": torch.ones(1, 1, 64, 64).tril()}
     weight_map = {}
     for n in range(2):
-        part = {name: weights[name] for name in sorted(weights)[n::2]}
+        part = {name: weights[name].contiguous() for name in sorted(weights)[n::2]}
         torch.save(part, folder / f"pytorch_model-{n + 1:05d}-of-00002.bin")
         weight_map |= dict.fromkeys(part, f"pytorch_model-{n + 1:05d}-of-00002.bin")
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
@@ -68,7 +70,8 @@ def test_it_is_fetched_trained_and_exported_with_all_that_belongs_to_it(
     source = json.loads((folder / "source.json").read_text())
     assert source == {"endpoint": hub.url, "model": "org/old", "revision": "main", "commit": COMMIT}
     trained = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    began = AutoModelForCausalLM.from_pretrained(trained_inputs["model"], local_files_only=True)
+    began = AutoModelForCausalLM.from_pretrained(repository, local_files_only=True)
+    assert sum(1 for _ in began.parameters()) == 2 + 2 * 12 + 2
     for mine, theirs in zip(trained.parameters(), began.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
     ids = [

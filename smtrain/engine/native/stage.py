@@ -110,7 +110,7 @@ class Stage(nn.Module):
         self.norm: nn.Module | None = getattr(base, family.norm)
         self.rotary: nn.Module | None = base.rotary_emb if self.described.rope is not None else None
         self.positions: nn.Embedding | None = getattr(base, family.positions) if family.positions else None
-        self.blocks = list(own.values())
+        self.blocks: list[Any] = list(own.values())
 
     def _make_parameters(self) -> None:
         """All parameters are views of one flat buffer."""

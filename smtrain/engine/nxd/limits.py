@@ -10,6 +10,8 @@ from smtrain.model.lora import Lora
 def refusals(shape: ModelShape, options: ParallelOptions, processes: int, lora: Lora | None = None) -> list[str]:
     """Why a model cannot be trained so by `processes` processes; each names the setting and a way out."""
     faults = shape.mesh_faults(options.tp, options.pp)
+    if shape.positions is not None:
+        faults.append(f"train.engine: nxd trains no {shape.family} models; set native")
     if options.tp * options.pp * options.dp != processes:
         faults.append(
             f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number of processes, "

@@ -1,0 +1,62 @@
+"""Faults of weights apart from their model, and of what a model cannot be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from smtrain.config.checks_data import Fault
+from smtrain.config.elsewhere import readable_schemes
+from smtrain.config.schema import JobConfig
+from smtrain.model.families import ModelShape
+
+
+def weights_faults(config: JobConfig) -> Iterator[Fault]:
+    """What cannot be with `model.weights`."""
+    named = config.model.weights
+    if named is None:
+        return
+    if "://" in named:
+        if not named.startswith(("s3://", *readable_schemes(config.target))):
+            yield {"model.weights"}, f"model.weights: {named} is neither a folder nor an s3:// URI"
+    elif not Path(named).is_dir():
+        yield {"model.weights"}, f"model.weights: {named} is not a folder; give one with weights, or an s3:// URI"
+    if config.model.init == "scratch":
+        yield (
+            {"model.weights", "model.init"},
+            "model.weights: has no effect with model.init: scratch, which starts at random; set only one",
+        )
+    if config.train.adapter and not config.export.merge:
+        yield (
+            {"model.weights", "train.adapter", "export.merge"},
+            "model.weights: an adapter alone needs a base that peft can load; set export.merge: true, or convert the "
+            "weights with `smtrain convert --to hf` and name the result as model.path",
+        )
+    if config.evaluate.tasks and config.evaluate.base:
+        yield (
+            {"model.weights", "evaluate.base"},
+            "model.weights: the base model is evaluated from a Hugging Face folder; set evaluate.base: false, or "
+            "convert the weights with `smtrain convert --to hf` and name the result as model.path",
+        )
+
+
+def shape_and_run(config: JobConfig, shape: ModelShape, positions: int | None) -> Iterator[Fault]:
+    """Sequences longer than the model's `positions`, and an engine that does not train the family."""
+    longest, length = shape.positions or positions, config.train.seq_len
+    if longest is not None and longest < length:
+        more = (
+            ", which it has learned one by one"
+            if shape.positions is not None
+            else ", or raise max_position_embeddings (and the rope settings) in its config.json if it is to learn "
+            "longer ones"
+        )
+        yield (
+            {"model.path", "train.seq_len"},
+            f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that{more}",
+        )
+    if config.train.engine == "nxd" and shape.family == "gpt2":
+        yield (
+            {"model.path", "train.engine"},
+            "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models; set train.engine: native and take "
+            "machines that run it (ml.trn2, GPUs)",
+        )
