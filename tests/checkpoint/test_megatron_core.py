@@ -110,7 +110,8 @@ def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: i
     for name, config in CONFIGS.items():
         form: Any = "torch" if pp > 1 else "torch_dist"
         at = tmp_path / f"{name}-mg"
-        convert(hf_folder(tmp_path / name, config), at, to="megatron", form=form, spec="local", tp=tp, pp=pp)
+        told: Any = {"spec": "local"} if form == "torch" else {}
+        convert(hf_folder(tmp_path / name, config), at, to="megatron", form=form, tp=tp, pp=pp, **told)
         cases.append({
             "config": config, "form": form, "load": str(at / "iter_0000001"), "padded": 128 * tp,
             "save": str(tmp_path / f"{name}-saved"),
