@@ -1,6 +1,6 @@
 """Damaged and hostile inputs: a named error and no output, or - where the damage touches nothing - the same weights.
 
-$SMTRAIN_MUTATIONS asks for more of them than a test run has time for.
+$SMTRAIN_MUTATIONS asks for more of them than a test run has time for, $SMTRAIN_MUTATED for some kinds of sources alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, wei
 
 COUNT = int(os.environ.get("SMTRAIN_MUTATIONS", "400"))
 FIRST = int(os.environ.get("SMTRAIN_FIRST_MUTATION", "0"))
+TARGETS: list[Any] = ["hf", "nxd", "native", "megatron", "nemo-megatron"]
+KINDS = os.environ.get("SMTRAIN_MUTATED", "").split()
 CONFIG = {**LLAMA, "num_hidden_layers": 2}
 
 
@@ -50,7 +52,17 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     convert(original, root / "megatron", to="megatron", form="torch", tp=2, pp=2)
     convert(original, root / "torch_dist", to="megatron")
     convert(original, root / "nnm", to="nemo-megatron", form="xser", tp=2)
-    return {p.name: p for p in root.iterdir() if p.name != "original"}
+    convert(original, root / "nnm215", to="nemo-megatron", release="2.15", tp=2, pp=2)
+    old = root / "bin"
+    old.mkdir()
+    shutil.copy(original / "config.json", old)
+    weights = random_weights(CONFIG)
+    parts = [dict(list(weights.items())[n::2]) for n in range(2)]
+    for n, part in enumerate(parts):
+        torch.save(part, old / f"pytorch_model-{n + 1:05d}-of-00002.bin")
+    where = {name: f"pytorch_model-{n + 1:05d}-of-00002.bin" for n, part in enumerate(parts) for name in part}
+    (old / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    return {p.name: p for p in root.iterdir() if p.name in KINDS or (not KINDS and p.name != "original")}
 
 
 def cut(path: Path, rng: random.Random, _: Path) -> None:
@@ -185,13 +197,16 @@ def test_a_named_error_or_the_same_weights(sources: dict[str, Path], tmp_path: P
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(sources[kind], work / "source")
         files = sorted(p for p in work.rglob("*") if p.is_file() and p.stat().st_size)
-        if kind == "foreign":  # nothing vouches for a config.json that describes another model of the same shapes
+        if kind in (
+            "foreign",
+            "bin",
+        ):  # nothing vouches for a config.json that describes another model of the same shapes
             files = [p for p in files if p.name != "config.json"]
         path = rng.choice(files)
         mutate(path, rng, canary)
         told = f"{n}: {kind}, {mutate.__name__} of {path.relative_to(work)}"
         try:
-            convert(work / "source", out, to=rng.choice(["hf", "nxd", "native"]), tp=rng.choice([1, 2]))
+            convert(work / "source", out, to=rng.choice(TARGETS), tp=rng.choice([1, 2]))
         except SmtrainError as error:
             tally["error" if str(error).strip() else "nothing said"] += 1
             assert not out.exists(), told
