@@ -22,7 +22,7 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
             f"export.checkpoint: best needs {_KEY}.keep_best: true, which keeps that checkpoint; set it, or leave "
             "export.checkpoint out",
         )
-    if config.export.checkpoint == "best" and train.engine == "nxd":
+    if config.export.checkpoint == "best" and train.engine == "nxd" and not train.adapter:
         yield (
             {"export.checkpoint", "train.engine"},
             "export.checkpoint: best is read from the checkpoints of engine native; for engine nxd, download the one "

@@ -33,8 +33,8 @@ def cache_uri(
     """Where in S3 this config's graphs are: one folder for all that changes a graph.
 
     That is compiler (by image), flags, instance family, engine, model shape, mesh, sequence length, micro-batches,
-    precision, recomputation, and our own version. A model whose config.json (`described`) cannot be read from here
-    counts by its name.
+    precision, recomputation, adapter, and our own version. A model whose config.json (`described`) cannot be read from
+    here counts by its name.
     """
     parallel, train = config.parallel, config.train
     model = {k: v for k, v in described.items() if k not in _NOISE} if described else config.model.path
@@ -56,6 +56,8 @@ def cache_uri(
             mode="json", include={"engine", "seq_len", "precision", "stochastic_rounding"}
         ),
     }  # fmt: skip
+    if train.adapter is not None:
+        told["adapter"] = train.adapter.model_dump(mode="json")
     return f"{cache_root(config)}{digest(told)[:16]}"
 
 

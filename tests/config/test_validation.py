@@ -54,6 +54,7 @@ def test_the_best_checkpoint_is_exported_where_one_is_kept(raw: dict[str, Any]) 
     assert newest.for_stage("train") == lowest.for_stage("train")
     with pytest.raises(ConfigError, match=r"export\.checkpoint: best is read from the checkpoints of engine native"):
         load_config(raw, train={**kept, "engine": "nxd"}, export=best)
+    load_config(raw, train={**kept, "engine": "nxd", "adapter": {}}, export=best)
 
 
 def test_what_is_held_out_decides_the_prepared_data_and_nothing_else_does(raw: dict[str, Any]) -> None:
