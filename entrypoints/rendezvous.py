@@ -23,7 +23,7 @@ def store(host: str, port: int, world_size: int, is_master: bool, timeout: timed
 
 def on_its_own_address() -> None:
     """From now on a rendezvous of this process is made by `store`."""
-    static_tcp_rendezvous.TCPStore = store  # type: ignore[attr-defined, assignment]
+    static_tcp_rendezvous.TCPStore = store  # type: ignore[misc, assignment]
 
 
 if __name__ == "__main__":

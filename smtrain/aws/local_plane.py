@@ -10,16 +10,15 @@ import hmac
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from smtrain.aws.local_server import ServerProcess
 from smtrain.disk import disk_sentence, probe
 from smtrain.errors import LocalError
 from smtrain.extras import missing, present
@@ -41,7 +40,6 @@ START_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 SILENT_SECONDS = 20.0
 """How long a server is waited for that is there and does not answer: a busy machine, or a suspended process."""
-IDLE_EXIT_SECONDS = 4 * 3600
 
 
 @dataclass(frozen=True)
@@ -85,42 +83,9 @@ class Endpoint:
 
     def session(self) -> boto3.Session:
         """A boto3 session all of whose clients and resources talk to this endpoint and to nothing else."""
-        return _local_session(self)
+        from smtrain.aws.local_session import session_of
 
-
-def _local_session(endpoint: Endpoint) -> boto3.Session:
-    import boto3
-    import botocore.session
-    from botocore.config import Config
-
-    # Neither the user's profile nor their files are looked at; a proxy would send 127.0.0.1 elsewhere.
-    isolated = botocore.session.Session(
-        session_vars={
-            "profile": (None, None, None, None),
-            "config_file": (None, None, os.devnull, None),
-            "credentials_file": (None, None, os.devnull, None),
-        }
-    )
-    ours = Config(proxies={}, max_pool_connections=32)
-
-    class LocalSession(boto3.Session):
-        def client(self, *args: Any, **kwargs: Any) -> Any:
-            return super().client(*args, **_pointed_here(kwargs))
-
-        def resource(self, *args: Any, **kwargs: Any) -> Any:
-            return super().resource(*args, **_pointed_here(kwargs))
-
-    def _pointed_here(kwargs: dict[str, Any]) -> dict[str, Any]:
-        asked = kwargs.get("config")
-        config = ours.merge(asked) if asked is not None else ours
-        return {**kwargs, "endpoint_url": endpoint.url, "config": config}
-
-    return LocalSession(
-        botocore_session=isolated,
-        aws_access_key_id=endpoint.access_key,
-        aws_secret_access_key=endpoint.secret_key,
-        region_name=endpoint.region,
-    )
+        return session_of(self.url, self.region, self.access_key, self.secret_key)
 
 
 def control_token(secret: str) -> str:
@@ -249,60 +214,25 @@ def _start(home: Path) -> Endpoint:
     if not present("moto"):
         raise LocalError(missing("moto"))
     state = state_folder(home)
-    package_parent = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "smtrain.local.serve", "--home", str(home)]
-    command += ["--idle-exit", str(IDLE_EXIT_SECONDS)]
-    log_path = state / "server.log"
-    with open(log_path, "ab") as log:
-        started = log.tell()
-        process = subprocess.Popen(
-            command,
-            cwd=package_parent,
-            env=server_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    server = ServerProcess(home, state / "server.log")
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not server.ended:
         endpoint = running(home)
-        if endpoint and endpoint.pid == process.pid:
-            _forget(process)
-            for line in _said(log_path, started):
+        if endpoint and endpoint.pid == server.pid:
+            server.let_go()
+            for line in server.lines():
                 if line.startswith("warning: "):
                     say(f"smtrain: {line}", error=True)
             return endpoint
-        if process.poll() is not None:
-            break
         time.sleep(0.05)
     silent = f"no answer within {START_SECONDS:.0f} s"
-    if process.poll() is not None:
-        silent = f"it ended with status {process.returncode} and could not say why; look whether its disk takes writes"
-    process.kill()
-    process.wait()
+    if server.ended:
+        silent = f"it ended with status {server.status} and could not say why; look whether its disk takes writes"
+    server.kill()
     probe(state)  # says what is wrong with the disk, if that is why
-    lines = _said(log_path, started)
+    lines = server.lines()
     last = lines[-1] if lines else silent
-    raise LocalError(f"the local control plane did not start (see {log_path}): {last}")
-
-
-def _said(log_path: Path, position: int) -> list[str]:
-    """The lines of the server's log from a position on."""
-    with open(log_path, errors="replace") as log:
-        log.seek(position)
-        return [line.strip() for line in log if line.strip()]
-
-
-def _forget(process: subprocess.Popen[bytes]) -> None:
-    """The daemon outlives us by design, so its Popen must not warn about that when it is collected."""
-    process.returncode = 0
-
-
-def server_environment() -> dict[str, str]:
-    """The caller's environment without anything that could lead the server to real AWS or into a proxy."""
-    dropped = ("AWS_", "MOTO_", "SMTRAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-    return {k: v for k, v in os.environ.items() if not k.upper().startswith(dropped)}
+    raise LocalError(f"the local control plane did not start (see {server.log}): {last}")
 
 
 def shut_down(home: Path | None = None) -> None:

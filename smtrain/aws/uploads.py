@@ -21,6 +21,7 @@ from typing import Any
 from smtrain.aws.calls import PERSIST_S
 from smtrain.aws.target import Target
 from smtrain.errors import JobError
+from smtrain.place.protocol import Body, size_of
 
 PART = 32 << 20
 """Bytes of a part; what is not larger is sent in one call. S3 takes 5 MiB at least, and 10,000 parts at most."""
@@ -40,13 +41,13 @@ def owner(target: Target, bucket: str) -> dict[str, str]:
     return {"ExpectedBucketOwner": named[1]} if named else {}
 
 
-def send(target: Target, bucket: str, key: str, body: Path | bytes, sha256: str | None = None) -> int:
+def send(target: Target, bucket: str, key: str, body: Body, sha256: str | None = None) -> int:
     """Put a file or bytes under a key; gives how many bytes were found there already, of an earlier call.
 
     Raises `JobError` for a file whose content is not that of `sha256` (hex).
     """
     place = {"Bucket": bucket, "Key": key, **owner(target, bucket)}
-    size = len(body) if isinstance(body, bytes) else body.stat().st_size
+    size = size_of(body)
     if isinstance(body, bytes) or size <= PART:
         content = body if isinstance(body, bytes) else body.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
@@ -73,7 +74,7 @@ def _coded(content: bytes) -> str:
     return base64.b64encode(hashlib.sha256(content).digest()).decode()
 
 
-def _edited(body: Path | bytes) -> JobError:
+def _edited(body: Body) -> JobError:
     return JobError(f"{body!s}: was changed while it was being uploaded; start again when nothing writes to it")
 
 

@@ -154,9 +154,8 @@ def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq
     for path, end in ((bin_path, ".bin"), (idx_path, ".idx")):
         path.replace(output / f"{PREFIX}{end}")
     manifest = DatasetManifest(
-        vocab_size=facts.vocab_size, model_vocab_size=facts.model_vocab_size, tokenizer_sha256=facts.sha256,
-        eos_id=facts.eos_id, append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),
-        seq_len=seq_len, dtype=facts.dtype.name, documents=len(documents) - 1, tokens=total,
+        **facts.in_manifest(), append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),
+        seq_len=seq_len, documents=len(documents) - 1, tokens=total,
         samples=(total - 1) // seq_len, text_column="", sources=rows,
         files=fingerprints(output / PREFIX),
         bad_line_count=0, bad_lines=[], tokenized_by="imported",

@@ -18,7 +18,7 @@ from smtrain.config.schema import digest
 from smtrain.data import blocks, encoder
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.cluster.dealer import Dealer
-from smtrain.data.cluster.line import Desk
+from smtrain.data.cluster.desk import Desk
 from smtrain.data.cluster.shares import Share, cut_corpus
 from smtrain.data.cluster.together import MeetingPoint, help_others, put_together
 from smtrain.data.cluster.working import ShareWork
@@ -90,13 +90,9 @@ def prepare(
                 desk.finish(machines.count - 1, machines.leaves_within)
         tally.check(seq_len, asked.sources)
         manifest = DatasetManifest(
-            vocab_size=facts.vocab_size,
-            model_vocab_size=facts.model_vocab_size,
-            tokenizer_sha256=facts.sha256,
-            eos_id=facts.eos_id,
+            **facts.in_manifest(),
             append_eod=append_eod,
             seq_len=seq_len,
-            dtype=facts.dtype.name,
             documents=tally.documents,
             tokens=tally.tokens,
             samples=sum((part.tokens - 1) // seq_len for part in tally.trained),

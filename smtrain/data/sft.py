@@ -17,7 +17,7 @@ from smtrain.config.schema import digest
 from smtrain.data.blocks import BLOCK_BYTES
 from smtrain.data.chat import Shape
 from smtrain.data.cluster.dealer import Dealer
-from smtrain.data.cluster.line import Desk
+from smtrain.data.cluster.desk import Desk
 from smtrain.data.cluster.shares import Share, cut_corpus
 from smtrain.data.cluster.together import MeetingPoint, help_others, put_together
 from smtrain.data.holdout import HoldOut
@@ -219,13 +219,9 @@ def _digest(asked: _AskedSamples, elsewhere: bool) -> str:
 def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out: list[str]) -> DatasetManifest:
     count, tokens = tally.samples, tally.tokens
     return DatasetManifest(
-        vocab_size=facts.vocab_size,
-        model_vocab_size=facts.model_vocab_size,
-        tokenizer_sha256=facts.sha256,
-        eos_id=facts.eos_id,
+        **facts.in_manifest(),
         append_eod=False,
         seq_len=seq_len,
-        dtype=facts.dtype.name,
         documents=count,
         tokens=tokens,
         samples=count,

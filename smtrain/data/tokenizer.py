@@ -31,6 +31,16 @@ class TokenizerFacts:
     def dtype(self) -> np.dtype:
         return token_dtype(self.vocab_size)
 
+    def in_manifest(self) -> dict[str, Any]:
+        """What a `DatasetManifest` says of the tokenizer."""
+        return {
+            "vocab_size": self.vocab_size,
+            "model_vocab_size": self.model_vocab_size,
+            "tokenizer_sha256": self.sha256,
+            "eos_id": self.eos_id,
+            "dtype": self.dtype.name,
+        }
+
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, with whatever padding or truncation its file asks for turned off."""

@@ -25,7 +25,7 @@ from smtrain.facts.filesystems import is_mounted
 from smtrain.job.instance_types import type_faults
 from smtrain.job.model_files import is_model_file, is_weights_file
 from smtrain.place.choose import sagemaker
-from smtrain.place.protocol import JobPlace
+from smtrain.place.protocol import Body, JobPlace, size_of
 from smtrain.text import Say
 
 _PARTS = {"model": is_model_file, "weights": is_weights_file}
@@ -38,7 +38,7 @@ class Upload:
     """A local file or folder, or bytes, that must lie under an S3 prefix before the job starts."""
 
     uri: str
-    files: tuple[tuple[str, Path | bytes], ...]
+    files: tuple[tuple[str, Body], ...]
     sha256: tuple[str, ...] = ()
     """Of each file that the prefix is named after (hex); empty where the files are bytes."""
     left_out: tuple[str, ...] = ()
@@ -163,9 +163,9 @@ def described_uploads(uploads: Sequence[Upload]) -> list[str]:
     """A line for every file of some uploads, below their prefixes, and one for what is left out beside a model."""
     lines: list[str] = []
     for upload in dict.fromkeys(uploads):
-        size = sum(_size(body) for _, body in upload.files)
+        size = sum(size_of(body) for _, body in upload.files)
         lines.append(f"{upload.uri}  {len(upload.files)} files, {_spell_size(size)}")
-        lines += [f"  {_spell_size(_size(body)):>10}  {name}" for name, body in upload.files]
+        lines += [f"  {_spell_size(size_of(body)):>10}  {name}" for name, body in upload.files]
         lines += [f"    left out  {name}" for name in upload.left_out]
     return lines
 
@@ -173,11 +173,11 @@ def described_uploads(uploads: Sequence[Upload]) -> list[str]:
 def _upload(target: Target, upload: Upload, say: Say) -> None:
     bucket, prefix = split_uri(upload.uri)
     missing = list(upload.files)
-    if sum(_size(body) for _, body in missing) > SMALL:
+    if sum(size_of(body) for _, body in missing) > SMALL:
         there = {item["Key"]: item["Size"] for item in listed(target, upload.uri)}
-        missing = [(name, body) for name, body in missing if there.get(prefix + name) != _size(body)]
+        missing = [(name, body) for name, body in missing if there.get(prefix + name) != size_of(body)]
         if missing:
-            say(f"uploading {_spell_size(sum(_size(body) for _, body in missing))} to {upload.uri}")
+            say(f"uploading {_spell_size(sum(size_of(body) for _, body in missing))} to {upload.uri}")
         if missing and upload.left_out:
             say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
     hashes = dict(zip((name for name, _ in upload.files), upload.sha256, strict=False))
@@ -240,10 +240,6 @@ def _sha256(path: Path) -> str:
 
 def _spell_size(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
-
-
-def _size(body: Path | bytes) -> int:
-    return len(body) if isinstance(body, bytes) else body.stat().st_size
 
 
 def _make_bucket(target: Target, bucket: str) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from smtrain.aws.local_plane import REGION, Endpoint, server_environment
+from smtrain.aws.local_plane import REGION, Endpoint
+from smtrain.aws.local_server import server_environment
 from smtrain.local import pools, processes
 from smtrain.local.channels import Channel, describe_inputs
 from smtrain.local.files import within

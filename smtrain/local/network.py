@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from smtrain.aws.local_plane import server_environment
+from smtrain.aws.local_server import server_environment
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 

@@ -171,17 +171,21 @@ class Supervisor:
                 return
 
     def _command(self) -> bool:
+        """Do what has arrived on standard input; False when its other end is gone."""
         arrived = os.read(0, 512)
         self._commands += arrived
         while b"\n" in self._commands:
             command, _, self._commands = self._commands.partition(b"\n")
-            if command == b"go":
-                self.leader = self._start_leader()
-            elif command == b"term" and self.leader:
-                os.kill(self.leader, signal.SIGTERM)
-            elif command == b"kill" and self.leader:
-                self._kill()
+            self._do(command)
         return bool(arrived)
+
+    def _do(self, command: bytes) -> None:
+        if command == b"go":
+            self.leader = self._start_leader()
+        elif command == b"term" and self.leader:
+            os.kill(self.leader, signal.SIGTERM)
+        elif command == b"kill" and self.leader:
+            self._kill()
 
     def _reaped(self) -> int | None:
         """The leader's exit code as docker gives it (128 + signal), or None while it runs."""

@@ -13,6 +13,14 @@ from typing import Any, Protocol
 
 from smtrain.aws.target import TargetName
 
+Body = Path | bytes
+"""What a file is made of: another file, or the bytes themselves."""
+
+
+def size_of(body: Body) -> int:
+    """Bytes of it."""
+    return len(body) if isinstance(body, bytes) else body.stat().st_size
+
 
 class Limited(Protocol):
     """How long a caller waits for an answer (`aws.patience.Patience`)."""

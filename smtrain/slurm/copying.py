@@ -13,6 +13,7 @@ from pathlib import Path
 
 from smtrain.aws.backoff import Backoff
 from smtrain.interrupts import pause
+from smtrain.place.protocol import Body, size_of
 from smtrain.slurm import ssh
 from smtrain.slurm.head import Head, HeadError, HeadLostError
 from smtrain.text import Say
@@ -23,7 +24,7 @@ _STEADY_S = 60.0  # a connection that held so long is a new one's first try
 _BROKEN = (10, 12, 20, 30, 35, ssh.LOST)  # rsync's statuses where its connection broke
 _PARTS = ".partial"
 
-Files = Sequence[tuple[str, Path | bytes]]
+Files = Sequence[tuple[str, Body]]
 
 
 def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
@@ -75,11 +76,6 @@ def outlasting(attempt: Callable[[], None], say: Say) -> None:
                 raise
             say(f"{error}; next try in {wait:.0f} s")
             pause(wait)
-
-
-def size_of(body: Path | bytes) -> int:
-    """Bytes of a file, or of a file's content."""
-    return len(body) if isinstance(body, bytes) else body.stat().st_size
 
 
 def _without_rsync(head: Head) -> str | None:

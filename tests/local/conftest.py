@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from smtrain.aws.local_hosts import TAG, LocalHosts
-from smtrain.aws.local_plane import Endpoint, running, server_environment, shut_down
+from smtrain.aws.local_plane import Endpoint, running, shut_down
+from smtrain.aws.local_server import server_environment
 from smtrain.testing.switches import Plane
 from tests import docker
 
@@ -55,8 +56,11 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     shut_down(home)
 
 
+StartServer = Callable[..., Endpoint]
+
+
 @pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[Callable[..., Endpoint]]:
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Start (again) a server of this test's own home."""
     yield lambda *options: serve(tmp_path / "home", *options)
     shut_down(tmp_path / "home")

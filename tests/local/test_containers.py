@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from smtrain.aws.local_hosts import TAG, LocalHosts, read
-from smtrain.aws.local_plane import server_environment
+from smtrain.aws.local_server import server_environment
 from smtrain.local.containers.daemon import BORROWS, connect
 from smtrain.testing.switches import Plane
 from tests import docker

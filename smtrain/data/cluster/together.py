@@ -12,7 +12,8 @@ from typing import Any
 
 from smtrain.data.cluster import wire
 from smtrain.data.cluster.dealer import STRAGGLES_S, Dealer
-from smtrain.data.cluster.line import COMES_WITHIN, LEAVES_WITHIN, Desk, DeskLine, EndedError
+from smtrain.data.cluster.desk import LEAVES_WITHIN, Desk
+from smtrain.data.cluster.line import COMES_WITHIN, DeskLine, EndedError
 from smtrain.data.cluster.shares import SHARE_BYTES, Share
 from smtrain.data.cluster.working import ShareWork, Table, do_shares
 from smtrain.data.encoder import MismatchError

@@ -99,20 +99,15 @@ class ContainerSupervisor(Supervisor):
                 self._drop_network()
                 return
 
-    def _command(self) -> bool:
-        arrived = os.read(0, 512)
-        self._commands += arrived
-        while b"\n" in self._commands:
-            command, _, self._commands = self._commands.partition(b"\n")
-            if command == b"go" and self.container:
-                self._go()
-            elif command == b"term":
-                self._signal("SIGTERM")
-            elif command == b"kill":
-                self._signal("SIGKILL")
-                if not self.started:
-                    os.write(self._end, b"x")
-        return bool(arrived)
+    def _do(self, command: bytes) -> None:
+        if command == b"go" and self.container:
+            self._go()
+        elif command == b"term":
+            self._signal("SIGTERM")
+        elif command == b"kill":
+            self._signal("SIGKILL")
+            if not self.started:
+                os.write(self._end, b"x")
 
     def _go(self) -> None:
         """Start it. One that cannot be started has ended with 127, as in a shell, and its output says why."""
