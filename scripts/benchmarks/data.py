@@ -278,7 +278,8 @@ def identical(folder: Path) -> dict[str, Any]:
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     made = [IndexedDataset(folder / name / "tokens") for name in ("ours_jsonl", "ours_parquet")]
-    at, same, batch = 0, True, []
+    at, same = 0, True
+    batch: list[str] = []
 
     def compare() -> None:
         nonlocal at, same
@@ -382,7 +383,7 @@ def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
     finally:
         subprocess.run(["fusermount3", "-u", str(mountpoint)], check=False)
         daemon.wait()
-        for key, *_ in entries:
+        for key in [str(entry[0]) for entry in entries]:
             client.delete_object(Bucket=endpoint.bucket, Key=key)
 
 

@@ -137,7 +137,7 @@ def worker(side: str, request: dict[str, Any], files: dict[str, str]) -> None:
             raise Sent
         return send(self, asked)
 
-    botocore.httpsession.URLLib3Session.send = watched  # type: ignore[method-assign]
+    botocore.httpsession.URLLib3Session.send = watched  # type: ignore[assignment,method-assign]
     result: dict[str, Any] = {}
     warm = []
     for number in range(1 + WARM):

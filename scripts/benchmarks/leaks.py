@@ -173,6 +173,11 @@ def connection(rng: random.Random) -> tuple[str, str, str]:
     return rng.choice(PLAIN_NAMES), value, part
 
 
+def slack(r: random.Random) -> tuple[str, str, str]:
+    token = f"xoxb-{draw(r, DIGITS, 12)}-{draw(r, ALNUM, 24)}"
+    return r.choice(PLAIN_NAMES), token, token
+
+
 SECRETS: dict[str, Make] = {
     "Hugging Face token": whole("hf_", LETTERS, 34),
     "AWS access key id": whole("AKIA", string.ascii_uppercase + "234567", 16),
@@ -184,7 +189,7 @@ SECRETS: dict[str, Make] = {
     ),
     "GitLab token": whole("glpat-", ALNUM + "-_", 20),
     "OpenAI, Anthropic": lambda r: whole(*r.choice([("sk-proj-", ALNUM, 48), ("sk-ant-api03-", ALNUM, 90)]))(r),
-    "Slack token": lambda r: (r.choice(PLAIN_NAMES), *[f"xoxb-{draw(r, DIGITS, 12)}-{draw(r, ALNUM, 24)}"] * 2),
+    "Slack token": slack,
     "other services": services,
     "JSON web token": jwt,
     "private key": pem,
@@ -278,8 +283,8 @@ def measure(count: int, seed: int, library: bool) -> dict[str, dict[str, dict[st
         rng = random.Random(seed * 1000 + 500 + number)
         given = [(rng.choice(INNOCENT_NAMES), make_one(rng)) for _ in range(count)]
         refused = sum(secrets.is_secret(value, name) for name, value in given)
-        said = [f"FileNotFoundError: {value} is not there" for _, value in given]
-        changed = sum(secrets.hide(text) != text for text in said)
+        told = [f"FileNotFoundError: {value} is not there" for _, value in given]
+        changed = sum(secrets.hide(text) != text for text in told)
         false[kind] = {"found": refused / count, "hidden": changed / count}
     return {"secrets": found, "innocent": false}
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", [{"to": "hf"}, {"to": "nxd", "tp": 2}, {"to": "native", "tp": 2}])
-def test_verify_finds_one_flipped_bit(model: Path, tmp_path: Path, how: dict) -> None:
+def test_verify_finds_one_flipped_bit(model: Path, tmp_path: Path, how: dict[str, Any]) -> None:
     convert(model, tmp_path / "out", **how)
     assert verify(tmp_path / "out") > 0
     file = max((p for p in (tmp_path / "out").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)

@@ -37,7 +37,7 @@ def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.05)
-    model.save_pretrained(folder)
+    model.save_pretrained(str(folder))
     return model
 
 

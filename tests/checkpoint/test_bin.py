@@ -24,7 +24,7 @@ def bin_folder(folder: Path, config: Config, *, shards: int = 1, zipped: bool = 
     (folder / "config.json").write_text(json.dumps(config))
     weights = random_weights(config, torch.bfloat16)
     names = sorted(weights)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for n in range(shards):
         file = "pytorch_model.bin" if shards == 1 else f"pytorch_model-{n + 1:05d}-of-{shards:05d}.bin"
         part = {name: weights[name] for name in names[n::shards]}

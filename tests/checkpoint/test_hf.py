@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_computed_buffers_a_tied_head_and_a_renamed_head_are_understood(tmp_path
     assert torch.equal(HFSource(neox).read("embed_out.weight"), head)
 
 
-def rewrite(folder: Path, change) -> None:
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     held = load_file(folder / "model.safetensors")
     change(held)
     save_file(held, folder / "model.safetensors")

@@ -96,7 +96,11 @@ def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None
 
         setattr(os, name, counted)
     if full:
-        produce.manifest = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+
+        def no_space(*_: Any) -> Any:
+            raise OSError(28, "No space left on device")
+
+        vars(produce)["manifest"] = no_space
     with suppress(CheckpointError):
         convert(source, target, tp=2, overwrite=True)
 
@@ -141,9 +145,10 @@ def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, f
 
 def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
-    real, calls = produce.run, []
+    real = vars(produce)["run"]
+    calls: list[str] = []
 
-    def stops(job, *rest):  # type: ignore[no-untyped-def]
+    def stops(job: Any, *rest: Any) -> Any:
         calls.append(job[0].name)
         if len(calls) == 12:
             raise KeyboardInterrupt

@@ -49,7 +49,8 @@ def test_a_model_comes_back_from_any_form_and_mesh(
     pp, tps = data.draw(st.integers(1, layers)), [n for n in (1, 2, 4) if not kv % n]
     cuts = sorted(data.draw(st.sets(st.integers(1, layers - 1), min_size=pp - 1, max_size=pp - 1))) if pp > 1 else []
     each = [b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
-    form, spec = data.draw(st.sampled_from([("torch", "te"), ("torch", "local"), ("torch_dist", "te")]))
+    written: Any = data.draw(st.sampled_from([("torch", "te"), ("torch", "local"), ("torch_dist", "te")]))
+    form, spec = written
     convert(
         source, root / "mg", to="megatron", form=form, spec=spec, tp=data.draw(st.sampled_from(tps)), pp=pp,
         layers_per_stage=each, vocab_divisor=data.draw(st.sampled_from([1, 8, 128])),

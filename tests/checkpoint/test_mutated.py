@@ -70,7 +70,7 @@ def cut(path: Path, rng: random.Random, _: Path) -> None:
     path.write_bytes(data[: rng.randrange(len(data))])
 
 
-def flip(path: Path, rng: random.Random, _: Path) -> None:
+def flip(path: Path, rng: random.Random, _other: Path) -> None:
     data = bytearray(path.read_bytes())
     # half of them where it hurts: heads and ends say where everything else is
     where = [range(len(data)), range(min(2000, len(data))), range(max(0, len(data) - 2000), len(data))]

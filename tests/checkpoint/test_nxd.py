@@ -98,7 +98,7 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, dict[str, Any]]:
     copies = max(1, tp // kv) * draw(st.sampled_from([1, 1, 2]))
     heads = kv * copies * draw(st.integers(1, 2))
     head_dim = 2 * draw(st.integers(1, 2))
-    config = {
+    config: dict[str, Any] = {
         "model_type": family,
         "hidden_size": heads * head_dim,
         "intermediate_size": tp * draw(st.integers(1, 4)),
@@ -112,7 +112,7 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, dict[str, Any]]:
         config["hidden_size"] += draw(st.sampled_from([0, 2]))  # not always heads x head_dim
     if family == "llama":
         config |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
-    how = {
+    how: dict[str, Any] = {
         "qkv": draw(st.sampled_from([None, "grouped", "fused"])),
         "kv_order": draw(st.sampled_from(["tiled", "grouped"])),
         "form": draw(st.sampled_from(["pt", "xser"])),
@@ -131,7 +131,9 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, dict[str, Any]]:
 
 @given(models(), models().map(lambda m: m[1:3]), st.sampled_from([torch.float32, torch.bfloat16]))
 @settings(deadline=None, max_examples=35)
-def test_there_and_back_is_the_identity(tmp_path_factory, model, other, dtype) -> None:
+def test_there_and_back_is_the_identity(
+    tmp_path_factory: pytest.TempPathFactory, model: Any, other: tuple[int, int], dtype: torch.dtype
+) -> None:
     config, tp, pp, how = model
     root = tmp_path_factory.mktemp("trip")
     original = random_weights(config, dtype)
@@ -148,7 +150,7 @@ def test_there_and_back_is_the_identity(tmp_path_factory, model, other, dtype) -
 
 @given(st.data())
 @settings(deadline=None, max_examples=20)
-def test_any_slice_of_any_parameter(tmp_path_factory, data) -> None:
+def test_any_slice_of_any_parameter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     config, tp, pp, how = data.draw(models())
     root = tmp_path_factory.mktemp("slice")
     original = random_weights(config)

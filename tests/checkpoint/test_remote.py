@@ -131,7 +131,8 @@ def test_what_is_there_whole_is_not_converted_again(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
-    real, calls = uploading.run, []
+    real = vars(uploading)["run"]
+    calls: list[str] = []
     monkeypatch.setattr(uploading, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
     first = {"model.embed_tokens.weight"}  # and the layer of stage 0
     with killed(1 + 2 * 2):  # the journal, and two files, each with a journal again
@@ -153,7 +154,8 @@ def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
     convert(old, f"{store}/there", tp=2)
     memory = fsspec.filesystem("memory")
     before = memory.find("/bucket")
-    real, calls = uploading.run, []
+    real = vars(uploading)["run"]
+    calls: list[Any] = []
 
     def fails(job: Any, *rest: Any) -> Any:
         calls.append(job)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_files_beyond_four_gigabytes_are_laid_out_right(tmp_path: Path) -> None:
 
 def test_any_view_that_torch_saves_is_read(tmp_path: Path) -> None:
     base = torch.randn(6, 8)
-    saved = {
+    saved: dict[str, Any] = {
         "transposed": base.t(),
         "rows": base[2:4],
         "columns": base[:, 3:5],

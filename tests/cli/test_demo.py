@@ -72,7 +72,7 @@ def test_without_an_index_the_demo_says_why_and_goes_on(
 def test_the_held_out_loss_is_told_before_and_after() -> None:
     step = {"loss": 1.0, "grad_norm": 1.0}
     judged = [{"val_loss": loss, "val_ppl": ppl} for loss, ppl in ((3.0, 20.0855), (2.5, 12.1825), (2.0, 7.3891))]
-    steps = [{"step": 0}, {"step": 1, **step}, {"step": 2, **step}, {"step": 4, **step}]
+    steps: list[dict[str, float]] = [{"step": 0}, {"step": 1, **step}, {"step": 2, **step}, {"step": 4, **step}]
     records = [steps[0] | judged[0], steps[1], steps[2] | judged[1], steps[3] | judged[2]]
     said = held_out(records)
     assert said.startswith("loss 3.000 ")

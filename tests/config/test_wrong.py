@@ -13,7 +13,7 @@ import pytest
 from smtrain import ConfigError, JobConfig, load_config
 from smtrain.config.section import is_section, kinds
 
-SECTIONS = {name: field.annotation for name, field in JobConfig.model_fields.items()}
+SECTIONS: dict[str, Any] = {name: field.annotation for name, field in JobConfig.model_fields.items()}
 FIELDS = [
     (section, field, kinds(model, field))
     for section, model in SECTIONS.items()
@@ -46,7 +46,7 @@ def refused(raw: dict[str, Any], **more: Any) -> list[str]:
 
 def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
     """Hundreds of (field, value) pairs; those that a field may take are looked at one by one below."""
-    silent = []
+    silent: list[tuple[str, Any, Any]] = []
     for section, field, value in CASES:
         changed = copy.deepcopy(raw)
         changed.setdefault(section, {})[field] = value

@@ -42,7 +42,9 @@ FOUR = talk("two and two?", "four", "and three?", "seven.\n\n")
         ("alpaca", [["four<end>", "seven.\n\n<end>"]]),
     ],
 )
-def test_what_is_learned_are_the_answers_with_their_end(template: Any, name: str | None, answers: list) -> None:
+def test_what_is_learned_are_the_answers_with_their_end(
+    template: Any, name: str | None, answers: list[list[str]]
+) -> None:
     assert learned(template(name), FOUR) == answers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ Documents = list[list[int]]
 def make(folder: Path, parts: list[Documents]) -> Path:
     """Prepared text whose tokens are their document's number."""
     folder.mkdir(exist_ok=True)
-    about = []
+    about: list[dict[str, Any]] = []
     for number, documents in enumerate(parts):
         prefix = f"tokens_{number}"
         with IndexedWriter(folder / f"{prefix}.bin", folder / f"{prefix}.idx", "uint16") as writer:
@@ -32,7 +33,7 @@ def make(folder: Path, parts: list[Documents]) -> Path:
                 writer.add_document([np.full(length, i) for length in sequences])
         samples = (writer.tokens - 1) // SEQ_LEN
         about.append({"prefix": prefix, "documents": len(documents), "tokens": writer.tokens, "samples": samples})
-    total = {key: sum(part[key] for part in about) for key in ("documents", "tokens", "samples")}
+    total: dict[str, Any] = {key: sum(part[key] for part in about) for key in ("documents", "tokens", "samples")}
     DatasetManifest(
         vocab_size=500, model_vocab_size=None, tokenizer_sha256="", eos_id=0, append_eod=True, seq_len=SEQ_LEN,
         dtype="uint16", text_column="text", sources=[], files={}, bad_line_count=0, bad_lines=[], parts=about, **total,
@@ -41,7 +42,14 @@ def make(folder: Path, parts: list[Documents]) -> Path:
 
 
 def load(folder: Path) -> tuple[TokenLoader, WithinDocuments]:
-    options = {"seq_len": SEQ_LEN, "global_batch_size": 4, "dp_rank": 0, "dp_size": 1, "seed": 1, "vocab_size": 500}
+    options: dict[str, Any] = {
+        "seq_len": SEQ_LEN,
+        "global_batch_size": 4,
+        "dp_rank": 0,
+        "dp_size": 1,
+        "seed": 1,
+        "vocab_size": 500,
+    }
     plain, wrapped = (TokenLoader(folder, **options) for _ in range(2))
     return plain, WithinDocuments(wrapped, folder)
 

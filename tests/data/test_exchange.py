@@ -56,7 +56,9 @@ def test_merges_the_bytes_that_megatron_merged(golden: Path, tmp_path: Path) -> 
     shares=st.lists(st.floats(0.1, 5), min_size=2, max_size=4),
 )
 @settings(deadline=None)
-def test_merging_what_was_split_is_what_it_was(tmp_path_factory, documents, shares) -> None:
+def test_merging_what_was_split_is_what_it_was(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], shares: list[float]
+) -> None:
     folder = tmp_path_factory.mktemp("split")
     with IndexedWriter(folder / "x.bin", folder / "x.idx", "uint16") as writer:
         for document in documents:

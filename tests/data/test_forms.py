@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import tarfile
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,7 +61,7 @@ PACKED = [("", plain), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", l
 
 
 @pytest.mark.parametrize(("ending", "packed"), PACKED)
-def test_an_array_of_objects(tmp_path: Path, ending: str, packed: object) -> None:
+def test_an_array_of_objects(tmp_path: Path, ending: str, packed: Callable[[bytes], bytes]) -> None:
     for indent in (None, 2):
         path = tmp_path / f"a{indent}.json{ending}"
         path.write_bytes(packed(json.dumps([{"n": 1.5, "text": text} for text in TEXTS], indent=indent).encode()))
@@ -92,7 +93,7 @@ def test_arrays_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "packed"), PACKED)
-def test_tables_of_text(tmp_path: Path, ending: str, packed: object) -> None:
+def test_tables_of_text(tmp_path: Path, ending: str, packed: Callable[[bytes], bytes]) -> None:
     for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
         sink = io.StringIO()
         rows = csv.writer(sink, delimiter=delimiter)

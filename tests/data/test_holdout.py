@@ -205,8 +205,9 @@ def test_documents_are_kept_apart_where_the_training_does(
         after = torch.zeros_like(segments, dtype=torch.bool)
         after[:, 1:] = segments[:, 1:] != segments[:, :-1]
         real = labels != IGNORED
-        assert (ids[:, :-1][after[:, 1:] & real[:, 1:]] == end).all()
-        assert (labels[ids == end] == IGNORED).all()
+        assert end is not None
+        assert torch.all(ids[:, :-1][after[:, 1:] & real[:, 1:]] == end)
+        assert torch.all(labels[ids == end] == IGNORED)
         seen += int(after.sum())
     held_out.close()
     assert seen

@@ -46,7 +46,9 @@ def test_writes_the_bytes_that_megatron_wrote(golden: Path, tmp_path: Path, name
     st.data(),
 )
 @settings(deadline=None)
-def test_documents_in_batches_read_back_as_they_were(tmp_path_factory, documents, dtype, data) -> None:
+def test_documents_in_batches_read_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], dtype: str, data: st.DataObject
+) -> None:
     prefix = tmp_path_factory.mktemp("indexed") / "x"
     cut = data.draw(st.integers(0, len(documents)))
     with IndexedWriter(prefix.with_name("x.bin"), prefix.with_name("x.idx"), dtype) as writer:

@@ -225,7 +225,9 @@ def test_several_parts_without_weights_are_one_dataset(tmp_path: Path) -> None:
     seed=st.integers(0, 2**64),
 )
 @settings(deadline=None)
-def test_weights_deal_the_samples_and_no_part_repeats_before_it_is_through(sizes, weights, seed) -> None:
+def test_weights_deal_the_samples_and_no_part_repeats_before_it_is_through(
+    sizes: list[int], weights: list[float], seed: int
+) -> None:
     weights = weights[: len(sizes)]
     order, epochs = Order(seed, sizes, weights), 3
     total = sum(sizes)
@@ -282,7 +284,9 @@ MIXTURE = [
 ]
 
 
-def test_a_channel_of_fuse_is_read_once_through_ahead_of_the_jumps(tmp_path: Path, monkeypatch) -> None:
+def test_a_channel_of_fuse_is_read_once_through_ahead_of_the_jumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make(tmp_path / "data", 43 * SEQ_LEN + 3)
     plain = load(folder, 6)
     monkeypatch.setattr(loader_module, "on_fuse", lambda path: True)

@@ -45,8 +45,8 @@ def test_it_reads_what_prepare_wrote(theirs: Any, mmap: bool, tmp_path: Path, to
         tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=8, progress=lambda _: None
     )  # fmt: skip
     tokenizer = load_tokenizer(tokenizer_folder)
-    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    ids = [[*document, manifest.eos_id] if document else [] for document in ids]  # as Megatron's preprocess_data
+    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    ids = [[*document, manifest.eos_id] if document else [] for document in encoded]  # as Megatron's preprocess_data
     data = theirs(str(tmp_path / "out/tokens"), mmap=mmap)
     assert data.index.dtype == np.uint16
     assert documents(data) == ids

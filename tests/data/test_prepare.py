@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from smtrain.errors import DataError
 from tests.data.interruptions import goes_on_after_every_block
 
 
-def lines(path: Path, rows: list[dict]) -> Path:
+def lines(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -87,7 +87,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
     text: Path, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)  # several tasks a worker out of a small text
-    rows = [{"text": "good words"}, {"no": 1}]
+    rows: list[dict[str, Any]] = [{"text": "good words"}, {"no": 1}]
     lines(text / "c.jsonl", rows * 300)
     made = []
     for workers in (1, 2):
@@ -129,7 +129,7 @@ def test_too_little_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> N
 
 
 def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
-    def attempt(folder: Path, **more: bool) -> DatasetManifest:
+    def attempt(folder: Path, **more: Any) -> DatasetManifest:
         return prepare(text, tmp_path / "out", folder, seq_len=8, progress=ignore, **more)
 
     folder = tmp_path / "model"

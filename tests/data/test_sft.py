@@ -52,7 +52,7 @@ def read(output: Path, folder: Path) -> list[tuple[str, str]]:
     return [(words.decode(tokens[i]), words.decode(tokens[i][mask[i] == 1])) for i in range(len(tokens))]
 
 
-def test_samples_lie_beside_what_is_learned_of_them(tmp_path: Path, folders: dict) -> None:
+def test_samples_lie_beside_what_is_learned_of_them(tmp_path: Path, folders: dict[str, Path]) -> None:
     rows = [{"messages": talk("hi", "ho", "and?", "so.")}, {"instruction": "what", "output": "this"}]
     manifest = prepared(write(tmp_path / "in/a.jsonl", rows), tmp_path / "out", folders["chatml"])
     assert read(tmp_path / "out", folders["chatml"]) == [
@@ -70,7 +70,7 @@ def test_samples_lie_beside_what_is_learned_of_them(tmp_path: Path, folders: dic
     assert IndexedDataset(tmp_path / "out/tokens_mask").dtype == np.uint8
 
 
-def test_what_is_learned_is_what_transformers_masks(tmp_path: Path, folders: dict) -> None:
+def test_what_is_learned_is_what_transformers_masks(tmp_path: Path, folders: dict[str, Path]) -> None:
     from transformers import AutoTokenizer
 
     chats = [talk("what is it", "the answer"), talk("hi", " the  question", "so", "user?\n", system="assist")]
@@ -83,7 +83,7 @@ def test_what_is_learned_is_what_transformers_masks(tmp_path: Path, folders: dic
         assert mask[i].tolist() == found["assistant_masks"]
 
 
-def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(tmp_path: Path, folders: dict) -> None:
+def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(tmp_path: Path, folders: dict[str, Path]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -102,7 +102,9 @@ def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(tmp_path: Path, folders: d
     assert made == [made[0]] * 4
 
 
-def test_what_a_killed_run_left_is_cleared_and_two_runs_do_not_write_one_folder(tmp_path: Path, folders: dict) -> None:
+def test_what_a_killed_run_left_is_cleared_and_two_runs_do_not_write_one_folder(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b")}] * 9)
     prepared(source, tmp_path / "out", folders["chatml"])
     wanted = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -116,7 +118,7 @@ def test_what_a_killed_run_left_is_cleared_and_two_runs_do_not_write_one_folder(
 
 
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(
-    tmp_path: Path, folders: dict, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (blocks, sft_module):
         monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
@@ -132,7 +134,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "from parts"])
 def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
-    tmp_path: Path, folders: dict, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
     """Every mark once, with bad records, dropped samples and a second file on either side of it."""
     for module in (blocks, sft_module):
@@ -144,7 +146,13 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
 
     def run(out: Path, progress: Callable[[DataProgress], None]) -> None:
         copies = Parts(tmp_path / "parts", 1) if elsewhere else None
-        options = {"overlong": "drop", "max_bad": 2, "workers": 1, "progress": progress, "parts": copies}
+        options: dict[str, Any] = {
+            "overlong": "drop",
+            "max_bad": 2,
+            "workers": 1,
+            "progress": progress,
+            "parts": copies,
+        }
         prepared(tmp_path / "in", out, folders["chatml"], **options)
 
     def lost() -> None:
@@ -155,7 +163,7 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     assert not list(tmp_path.glob("parts/*"))
 
 
-def test_bad_records_are_told_with_file_and_line(tmp_path: Path, folders: dict) -> None:
+def test_bad_records_are_told_with_file_and_line(tmp_path: Path, folders: dict[str, Path]) -> None:
     good = {"messages": talk("a", "b")}
     write(tmp_path / "in/a.jsonl", [good, {"text": "x"}, good])
     write(tmp_path / "in/b.jsonl", [good, {"messages": talk("unanswered")}])
@@ -168,7 +176,7 @@ def test_bad_records_are_told_with_file_and_line(tmp_path: Path, folders: dict) 
     assert [(s["name"], s["documents"]) for s in manifest.sources] == [("a.jsonl", 2), ("b.jsonl", 1)]
 
 
-def test_what_is_too_long_is_cut_or_dropped_and_said(tmp_path: Path, folders: dict) -> None:
+def test_what_is_too_long_is_cut_or_dropped_and_said(tmp_path: Path, folders: dict[str, Path]) -> None:
     rows = [
         {"messages": talk("short", "one")},
         {"messages": talk("short", "long " * 90)},
@@ -189,7 +197,7 @@ def test_what_is_too_long_is_cut_or_dropped_and_said(tmp_path: Path, folders: di
         prepared(write(tmp_path / "b.jsonl", rows[1:2]), tmp_path / "none", folders["chatml"], overlong="drop")
 
 
-def test_a_conversation_that_became_several_samples_is_said(tmp_path: Path, folders: dict) -> None:
+def test_a_conversation_that_became_several_samples_is_said(tmp_path: Path, folders: dict[str, Path]) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b", "c", "d")}])
     said: list[str] = []
     manifest = prepared(source, tmp_path / "out", folders["thinking"], said)
@@ -197,7 +205,7 @@ def test_a_conversation_that_became_several_samples_is_said(tmp_path: Path, fold
     assert manifest.samples == 2
 
 
-def test_text_without_records_is_refused(tmp_path: Path, folders: dict) -> None:
+def test_text_without_records_is_refused(tmp_path: Path, folders: dict[str, Path]) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(DataError, match=r"notes\.txt is plain text, and train\.objective: sft learns from records"):
         prepared(tmp_path, tmp_path / "out", folders["chatml"])
@@ -207,7 +215,7 @@ def test_text_without_records_is_refused(tmp_path: Path, folders: dict) -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, folders: dict) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     rows = [{"messages": talk(f"what is {i}", "so " * (i * 7 % 23), "and", str(i))} for i in range(40)]
     prepared(write(folder / "a.jsonl", rows), folder / "out", folders["chatml"])
@@ -215,7 +223,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, folders: dict) -> Path:
 
 
 def load(data: Path, batch: int, rank: int = 0, size: int = 1, **more: int) -> PackedLoader:
-    options = {"seq_len": SEQ_LEN, "seed": 5, "vocab_size": 512, **more}
+    options: dict[str, Any] = {"seq_len": SEQ_LEN, "seed": 5, "vocab_size": 512, **more}
     return PackedLoader(data, global_batch_size=batch, dp_rank=rank, dp_size=size, **options)
 
 
@@ -315,7 +323,7 @@ def test_it_is_described_and_not_taken_apart(data: Path, tmp_path: Path) -> None
         export_blocks(data, tmp_path / "blocks", 16)
 
 
-def test_in_a_shell(tmp_path: Path, folders: dict) -> None:
+def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b " * 90)}, {"instruction": "a", "output": "b"}])
     common = ("--model", str(folders["chatml"]), "--objective", "sft", "--seq-len", "32")
     told = smtrain("data", "prepare", str(source), str(tmp_path / "cut"), *common)

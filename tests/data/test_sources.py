@@ -40,7 +40,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
     st.booleans(),
 )
 @settings(deadline=None)
-def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(tmp_path_factory, texts, size, crlf) -> None:
+def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], size: int, crlf: bool
+) -> None:
     folder = tmp_path_factory.mktemp("forms")
     end = "\r\n" if crlf else "\n"
     lines = "".join(json.dumps({"id": 1, "text": text}, ensure_ascii=False) + end for text in texts)
@@ -144,7 +146,9 @@ def test_a_text_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
 
 @given(st.lists(TEXT.filter(lambda t: "<>" not in t and t), max_size=8), st.integers(1, 40))
 @settings(deadline=None)
-def test_a_text_is_cut_at_its_separator_wherever_the_blocks_end(tmp_path_factory, texts, size) -> None:
+def test_a_text_is_cut_at_its_separator_wherever_the_blocks_end(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], size: int
+) -> None:
     folder = tmp_path_factory.mktemp("separated")
     (folder / "a.txt").write_bytes(("\n<>\n".join(texts) or "\n<>\n").encode())
     with pytest.MonkeyPatch.context() as patch:

@@ -44,4 +44,6 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 
 
 def test_the_model_is_of_the_size_that_the_pages_say() -> None:
-    assert round(ModelShape.from_config(described()).parameters() / 1e6, 1) == 9.4
+    config = described()
+    assert config is not None
+    assert round(ModelShape.from_config(config).parameters() / 1e6, 1) == 9.4

@@ -37,7 +37,8 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    tag, start, held = None, 0, []
+    tag, start = None, 0
+    held: list[str] = []
     for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
         fence = _FENCE.match(line)
         if tag is None and fence:

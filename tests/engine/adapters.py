@@ -36,7 +36,7 @@ def lora(config: dict[str, Any], targets: Any = ("all-linear",), **more: Any) ->
 
 
 def engine(config: dict[str, Any], options: ParallelOptions, adapter: Lora, base: int = 0) -> NativeEngine:
-    source = cases.Memory(config, cases.weights(config, base))
+    source: Any = cases.Memory(config, cases.weights(config, base))
     return NativeEngine(config, options, OPTIMIZER, source, SEED, adapter)
 
 
@@ -81,7 +81,7 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
 
     asked = LoraConfig(
-        r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.targets), use_rslora=adapter.rslora,
+        r=adapter.rank, lora_alpha=int(adapter.alpha), target_modules=list(adapter.targets), use_rslora=adapter.rslora,
         task_type="CAUSAL_LM",
     )  # fmt: skip
     model = get_peft_model(cases.transformers_model(config), asked)
@@ -142,7 +142,7 @@ def plain_logits(rank: int, config: dict[str, Any], folder: Path) -> Any:
 
 def logits(
     rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path
-) -> tuple[float, Any]:
+) -> tuple[Any, Any]:
     """Evaluation loss and logits of the first batch after a checkpoint is loaded."""
     e = engine(config, options, adapter)
     e.load(checkpoint)

@@ -122,11 +122,11 @@ def lr(step: int) -> float:
 
 
 def engine(config: dict[str, Any], options: ParallelOptions, seed: int | None = None) -> NativeEngine:
-    source = Memory(config, weights(config)) if seed is None else None
+    source: Any = Memory(config, weights(config)) if seed is None else None
     return NativeEngine(config, options, OPTIMIZER, source, seed or 0)
 
 
-def own(e: NativeEngine, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def own(e: NativeEngine, pair: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     each = BATCH // e.dp_size
     part = slice(e.dp_rank * each, (e.dp_rank + 1) * each)
     return pair[0][part], pair[1][part]
@@ -258,14 +258,14 @@ def train_saving_behind(
     """Like `train_and_save`, but rank 0's disk is so slow that all further steps are done before the save is."""
     e = engine(config, options)
     steps(e, 0, at)
-    held, real = threading.Event(), saving.write_safetensors
+    held, real = threading.Event(), vars(saving)["write_safetensors"]
 
     def slow(*args: Any) -> Any:
         if rank == 0:
             held.wait()
         return real(*args)
 
-    saving.write_safetensors = slow
+    vars(saving)["write_safetensors"] = slow
     try:
         e.begin_save(folder, at, {"consumed": at * BATCH})
         losses = []
@@ -279,7 +279,7 @@ def train_saving_behind(
         assert e.end_save() is None
     finally:
         held.set()
-        saving.write_safetensors = real
+        vars(saving)["write_safetensors"] = real
     return losses
 
 
@@ -340,7 +340,7 @@ def prune_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, 
 
 def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tensors: dict[str, Any] | None) -> str:
     """The sentence of the error that a build raises."""
-    source = None if tensors is None else Memory(config, {k: torch.from_numpy(v) for k, v in tensors.items()})
+    source: Any = None if tensors is None else Memory(config, {k: torch.from_numpy(v) for k, v in tensors.items()})
     try:
         NativeEngine(config, options, OPTIMIZER, source, 0)
     except SmtrainError as error:
@@ -405,7 +405,7 @@ def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded
     values = weights(config)
     if rounded:
         values = {name: tensor.to(torch.bfloat16) for name, tensor in values.items()}
-    source = Memory(config, values)
+    source: Any = Memory(config, values)
     e = NativeEngine(config, replace(options, precision="bf16"), OPTIMIZER, source, 0)
     exact = NativeEngine(config, options, OPTIMIZER, source, 0)
     return e.optimizer.master.numpy(), e.optimizer.part(e.stage.flat).float().numpy(), exact.optimizer.master.numpy()
@@ -416,7 +416,7 @@ def first_use_of_the_pipelines_group(rank: int, config: dict[str, Any], options:
     import torch.distributed as dist
 
     used: list[tuple[str, Any]] = []
-    kept = dist.all_reduce, dist.batch_isend_irecv
+    kept: tuple[Any, Any] = dist.all_reduce, dist.batch_isend_irecv
 
     def all_reduce(tensor: Any, *args: Any, group: Any = None, **rest: Any) -> Any:
         used.append(("all_reduce", group))
@@ -426,7 +426,7 @@ def first_use_of_the_pipelines_group(rank: int, config: dict[str, Any], options:
         used.append(("messages", ops[0].group))
         return kept[1](ops)
 
-    dist.all_reduce, dist.batch_isend_irecv = all_reduce, messages
+    vars(dist).update(all_reduce=all_reduce, batch_isend_irecv=messages)
     try:
         e = engine(config, options)
         steps(e, 0, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.engine.native import comm
+from smtrain.errors import ConfigError
 from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import World
@@ -86,7 +87,7 @@ def test_joining_a_job_with_and_without_torchrun(processes: int, tmp_path: Path)
 
 
 def test_a_device_without_a_backend_is_refused() -> None:
-    with pytest.raises(comm.ConfigError, match="no backend for device 'abacus'"):
+    with pytest.raises(ConfigError, match="no backend for device 'abacus'"):
         comm.init_distributed("abacus")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ BATCHES = 3
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft")
-    rows = [{"messages": talk(f"q {i}", "a " * (i % 5 + 1), "why", "s" * (i % 9 + 1))} for i in range(60)]
+    rows: list[dict[str, Any]] = [
+        {"messages": talk(f"q {i}", "a " * (i % 5 + 1), "why", "s" * (i % 9 + 1))} for i in range(60)
+    ]
     rows += [{"instruction": f"say {i}", "output": str(i)} for i in range(60)]
     source = write(folder / "a.jsonl", rows)
     prepare_sft(

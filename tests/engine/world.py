@@ -27,7 +27,8 @@ class World:
     """`size` processes that form a torch.distributed job for each function they are given."""
 
     def __init__(self, size: int) -> None:
-        self.size, self._ranks = size, []
+        self.size = size
+        self._ranks: list[tuple[Any, Any]] = []
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """`function(rank, *args)` in every process; gives what each returned, by rank."""
@@ -38,8 +39,8 @@ class World:
                 pipe.send((function, args, str(Path(folder) / "store")))
             answers: dict[int, Any] = {}
             while len(answers) < self.size:
-                left = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in answers}
-                ready = wait(left, timeout=PATIENCE)
+                left: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in answers}
+                ready: list[Any] = wait(left, timeout=PATIENCE)
                 try:
                     if not ready:
                         raise TimeoutError(f"ranks {sorted(left.values())} gave no answer in {PATIENCE} s")

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ NAMED = re.compile(r"no space left on|is read-only|read-only file system|disk qu
 
 def chosen(count: int) -> list[tuple[int, int]]:
     """(n, error) to try, of so many writes."""
-    numbers = range(FIRST, count + 1)
+    numbers: Sequence[int] = range(FIRST, count + 1)
     if TRIES and len(numbers) > TRIES:
         numbers = [numbers[i * len(numbers) // TRIES + len(numbers) // (2 * TRIES)] for i in range(TRIES)]
     return [(n, ERRORS[i % 4]) for i, n in enumerate(numbers)]

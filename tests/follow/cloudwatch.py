@@ -14,9 +14,8 @@ BEGAN = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.timezone.utc)
 
 
 def error(operation: str, code: str, status: int = 400) -> ClientError:
-    return ClientError(
-        {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, operation
-    )
+    response: Any = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, operation)
 
 
 class Logs:

@@ -28,7 +28,7 @@ def merged(*parts: list[Line]) -> list[Line]:
 
 
 def failed(reason: str | None = None, secondary: str = "Failed", **more: Any) -> dict[str, Any]:
-    words = {"FailureReason": reason} if reason else {}
+    words: dict[str, Any] = {"FailureReason": reason} if reason else {}
     return told("Failed", "Starting", "Training", "Failed", secondary=secondary, **words, **more)
 
 

@@ -44,7 +44,7 @@ def drawn(progress: Progress, now: datetime.datetime, monkeypatch: pytest.Monkey
         def now(cls, tz: Any = None) -> Any:
             return now
 
-    monkeypatch.setattr(panel.datetime, "datetime", Frozen)
+    monkeypatch.setattr(vars(panel)["datetime"], "datetime", Frozen)
     console = Console(width=width, height=40, force_terminal=False, color_system=None)
     with console.capture() as captured:
         console.print(LivePanel(progress, lines=3))

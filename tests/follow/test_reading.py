@@ -95,7 +95,7 @@ def test_what_patience_cannot_mend_is_raised(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Exception, match="AccessDenied"):
         list(reading_of(logs).new(T))
     clock = iter(range(0, 10_000, 30))
-    monkeypatch.setattr(patience_module.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(vars(patience_module)["time"], "monotonic", lambda: float(next(clock)))
     logs.failures = [unreachable() for _ in range(50)]
     with pytest.raises(JobError, match=r"no answer for 60 s.*Could not connect"):
         list(LogReading(target(logs), "job", None, Patience(60, sleep=lambda _: None)).new(T))

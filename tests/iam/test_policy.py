@@ -16,6 +16,7 @@ from moto import mock_aws
 import smtrain
 from smtrain.aws.s3 import list_objects
 from smtrain.iam import policies
+from smtrain.place.choose import sagemaker
 from tests.iam.wire import Call, allows, recorded
 
 ROLE = "arn:aws:iam::111122223333:role/training"
@@ -181,8 +182,10 @@ def _role_may_do_what_the_platform_does(config: dict[str, Any], job: smtrain.Job
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
             bucket, _, prefix = uri.removeprefix("s3://").partition("/")
             assert may("s3:ListBucket", bucket, prefix), uri
-            assert all(may("s3:GetObject", f"{bucket}/{item['Key']}") for item in list_objects(job.target, uri)), uri
-    written = [*list_objects(job.target, job.output), *list_objects(job.target, job.checkpoints[0])]
+            assert all(
+                may("s3:GetObject", f"{bucket}/{item['Key']}") for item in list_objects(sagemaker(job.target), uri)
+            ), uri
+    written = [item for uri in (job.output, job.checkpoints[0]) for item in list_objects(sagemaker(job.target), uri)]
     assert all(may("s3:PutObject", f"smtrain-local/{item['Key']}") for item in written)
     checkpoint = job.checkpoints[0].removeprefix("s3://")
     assert may("s3:DeleteObject", f"{checkpoint}manifest.json")

@@ -81,7 +81,14 @@ def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     packages = next((folder / "venv").glob("lib/python*/site-packages"))
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (packages / "sitecustomize.py").write_text(BLOCKER)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "venv/bin/python"]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        folder / "venv/bin/python",
+    ]
     quick = ["-q", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile", "--ignore-installed"]
     subprocess.run([*pip, "install", *quick, sdist], check=True)
     home = folder / "home"

@@ -8,6 +8,7 @@ import pytest
 
 import smtrain
 from smtrain.aws.target import Target
+from smtrain.place.choose import sagemaker
 
 AWS = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "B", "AWS_DEFAULT_REGION": "us-west-2"}
 
@@ -42,6 +43,6 @@ def test_a_job_kept_here_is_local_any_other_is_on_aws(home: Path, monkeypatch: p
 
 def test_an_arn_names_the_region_too(home: Path) -> None:
     job = smtrain.Job("arn:aws:sagemaker:eu-north-1:999988887777:training-job/llama-train-1a2b")
-    assert (job.name, job.target.name, job.target.region) == ("llama-train-1a2b", "aws", "eu-north-1")
+    assert (job.name, job.target.name, sagemaker(job.target).region) == ("llama-train-1a2b", "aws", "eu-north-1")
     here = smtrain.Job("arn:aws:sagemaker:us-east-1:123456789012:training-job/x")
     assert here.target.name == "local"

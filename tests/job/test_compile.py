@@ -60,7 +60,7 @@ def prepared(local_home: Path, trained_inputs: dict[str, Path]) -> str:
 
 @pytest.mark.slow
 def test_graphs_are_compiled_once_and_every_later_job_knows(prepared: str, trained_inputs: dict[str, Path]) -> None:
-    raw, said = {**config(trained_inputs, "ahead"), "data": {"prepared": prepared}}, []
+    raw, said = {**config(trained_inputs, "ahead"), "data": {"prepared": prepared}}, list[str]()
     job = smtrain.launch(raw, stage="compile", say=said.append)
     told = job.describe()
     assert told["ResourceConfig"]["InstanceCount"] == 1, "one instance, whatever trains"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.aws.s3 import split_uri
+from smtrain.contract.uris import split_uri
+from smtrain.place.choose import sagemaker
 from tests import docker
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker]
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.docker]
 def numbers(job: smtrain.Job) -> list[tuple[int, float, float]]:
     """Step, loss and gradient norm of every step, unrounded."""
     bucket, key = split_uri(job.output.removesuffix("model/") + "data/metrics.jsonl")
-    body = job.target.s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode()
+    body = sagemaker(job.target).s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode()
     return [(r["step"], r["loss"], r["grad_norm"]) for r in map(json.loads, body.splitlines())]
 
 
@@ -39,7 +40,7 @@ def test_training_gives_the_same_numbers_as_in_the_sandbox(local_home: Path, tra
     prepared = smtrain.launch(base, stage="prepare", say=lambda _: None).output
     base["data"] = {"prepared": prepared}
     box = smtrain.launch(base, say=lambda _: None)
-    kept = f"s3://{box.target.default_bucket()}/of-containers/"
+    kept = f"s3://{sagemaker(box.target).default_bucket()}/of-containers/"
     container = smtrain.launch(
         {
             **base,

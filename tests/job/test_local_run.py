@@ -24,6 +24,7 @@ from smtrain.checkpoint.summary import verify
 from smtrain.cli.demo_show import show
 from smtrain.contract.uris import split_uri
 from smtrain.handle.listing import list_jobs
+from smtrain.place.choose import sagemaker
 from smtrain.testing.switches import plane as local_plane
 from tests.job.processes import processes_of
 
@@ -58,7 +59,7 @@ def whole(base: dict[str, Any]) -> smtrain.Run:
 def exact_records(job: smtrain.Job) -> dict[int, dict[str, Any]]:
     """The numbers of every step as the job's metrics.jsonl has them: unrounded."""
     bucket, prefix = split_uri(job.output.removesuffix("model/") + "data/metrics.jsonl")
-    body = job.target.s3.get_object(Bucket=bucket, Key=prefix)["Body"].read().decode()
+    body = sagemaker(job.target).s3.get_object(Bucket=bucket, Key=prefix)["Body"].read().decode()
     return {record["step"]: record for record in map(json.loads, body.splitlines())}
 
 
@@ -112,8 +113,8 @@ def test_the_export_is_an_ordinary_model(whole: smtrain.Run, tmp_path: Path) -> 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = whole.download(tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer("the red fox", return_tensors="pt")
     written = model.generate(input_ids=inputs["input_ids"], max_new_tokens=8, do_sample=False, pad_token_id=0)
     text = tokenizer.decode(written[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -143,7 +144,7 @@ def test_a_job_in_hand_tells_its_state(whole: smtrain.Run) -> None:
     assert [uri.rstrip("/")[-4:] for uri in job.checkpoints] == ["0016", "0020"]
     assert job.loss == pytest.approx([record["loss"] for record in exact_records(job).values()], abs=1e-6)
     assert {line.host for line in job.lines()} >= {"algo-1"}
-    assert not list_objects(job.target, job.checkpoints[0] + "nothing")
+    assert not list_objects(sagemaker(job.target), job.checkpoints[0] + "nothing")
     job.stop()
     assert job.status == "Completed"
     with pytest.raises(smtrain.JobError, match="no such job on target local"):

@@ -27,7 +27,7 @@ def repository(trained_inputs: dict[str, Path], tmp_path: Path) -> Path:
     (folder / "config.json").write_text(json.dumps({**config.to_dict(), "architectures": ["GPT2LMHeadModel"]}))
     # as openai-community/gpt2: no prefix, and buffers that are computed today
     weights = dict(model.transformer.state_dict()) | {"h.0.attn.bias": torch.ones(1, 1, 64, 64).tril()}
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for n in range(2):
         part = {name: weights[name].contiguous() for name in sorted(weights)[n::2]}
         torch.save(part, folder / f"pytorch_model-{n + 1:05d}-of-00002.bin")

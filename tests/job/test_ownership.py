@@ -230,7 +230,7 @@ def test_jobs_made_beside_smtrain_end_or_write_apart(
     plane: Plane, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     """Requests sent without its launch: one that can ask S3 ends, one without a network keeps to its own folder."""
-    config = {
+    config: dict[str, Any] = {
         "name": f"beside-{time.time_ns()}"[:36], "target": "local", "checkpoint": {"keep": 3},
         "model": {"path": trained_inputs["model"], "init": "scratch"}, "data": {"path": trained_inputs["text"]},
         "train": {"steps": 100_000, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "save_interval": 2},
@@ -243,11 +243,12 @@ def test_jobs_made_beside_smtrain_end_or_write_apart(
             break
 
     def sent(**more: Any) -> smtrain.Job:
-        chain = Chain(smtrain.load_config({**config, **more}), Target("local"))
+        target = Target("local")
+        chain = Chain(smtrain.load_config({**config, **more}), target)
         plan = chain.plan("train")
-        upload_all(chain.target, list(plan.uploads), lambda _: None)
-        chain.target.sagemaker.create_training_job(**plan.request)
-        return smtrain.Job(plan.request["TrainingJobName"], chain.target)
+        upload_all(target, list(plan.uploads), lambda _: None)
+        target.sagemaker.create_training_job(**plan.request)
+        return smtrain.Job(plan.request["TrainingJobName"], target)
 
     refused = sent(train={**config["train"], "lr": 1e-3, "steps": 6})
     with pytest.raises(JobError, match=f"{first.name} is writing checkpoints of this run"):

@@ -17,6 +17,7 @@ from smtrain.aws.downloads import download
 from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.job.request import parts_uri
+from smtrain.place.choose import sagemaker
 from tests.job.processes import processes_of
 
 pytestmark = pytest.mark.slow
@@ -66,7 +67,7 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     for pid in held:
         os.kill(pid, signal.SIGSTOP)
     while time.monotonic() < deadline and job.status == "InProgress":
-        page = job.target.s3.list_objects_v2(Bucket=bucket, Prefix=prefix)
+        page = sagemaker(job.target).s3.list_objects_v2(Bucket=bucket, Prefix=prefix)
         if sum(".json" in item["Key"] for item in page.get("Contents", [])):
             break
         time.sleep(0.1)
@@ -82,4 +83,4 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     download(again.target, [(again.output, tmp_path / "there")])
     prepare(text, tmp_path / "here", model, seq_len=32, progress=lambda _: None, say=lambda _: None)
     assert DatasetManifest.load(tmp_path / "there").content == DatasetManifest.load(tmp_path / "here").content
-    assert "Contents" not in job.target.s3.list_objects_v2(Bucket=bucket, Prefix=prefix)
+    assert "Contents" not in sagemaker(job.target).s3.list_objects_v2(Bucket=bucket, Prefix=prefix)

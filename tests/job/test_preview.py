@@ -34,12 +34,13 @@ def test_it_is_a_dict_to_everyone_else(raw: dict[str, Any]) -> None:
     request = smtrain.request(raw, target="local")
     assert json.loads(json.dumps(request)) == request == dict(request) == copy.deepcopy(request)
     shape = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+    assert shape is not None
     assert not ParamValidator().validate(request, shape).has_errors()
 
 
 def test_what_stands_in_it_is_text(raw: dict[str, Any]) -> None:
     raw["output"] = {"s3_uri": "s3://bucket/runs"}
-    request = smtrain.request(raw, target="local")
+    request: Any = smtrain.request(raw, target="local")
     request["TrainingJobName"] = "<script>\u202e"
     assert "<script>" not in request._repr_html_()
     assert "\u202e" not in request._repr_html_()

@@ -15,7 +15,7 @@ import smtrain
 from smtrain.config import STAGES
 from smtrain.job.stages import stages_of
 
-AWS = {
+AWS: dict[str, Any] = {
     "target": "aws",
     "output": {"s3_uri": "s3://bucket/prefix"},
 }
@@ -38,7 +38,8 @@ def request(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stage", STAGES[1:])
 @pytest.mark.parametrize("target", ["local", "aws"])
 def test_botocore_accepts_every_stage_on_every_target(raw: dict[str, Any], stage: Any, target: Any) -> None:
-    more = {"compile": {"train": {"engine": "nxd"}}, "evaluate": {"evaluate": {"tasks": ["mmlu"]}}}.get(stage, {})
+    own: dict[str, Any] = {"compile": {"train": {"engine": "nxd"}}, "evaluate": {"evaluate": {"tasks": ["mmlu"]}}}
+    more = own.get(stage, {})
     made = request(raw, stage=stage, target=target, **more)
     assert faults(made) == ""
     assert made == request(raw, stage=stage, target=target, **more)

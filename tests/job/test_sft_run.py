@@ -18,6 +18,7 @@ from smtrain.cli.demo_answers import answers, run_and_show
 from smtrain.contract.uris import split_uri
 from smtrain.demo.inputs import CHAT_TEMPLATE
 from smtrain.home import home
+from smtrain.place.choose import sagemaker
 from smtrain.planner.resolve import load_config
 from tests.job.test_local_run import exact_records
 
@@ -85,8 +86,8 @@ def test_the_demo_shows_its_answers_before_and_after(whole: smtrain.Run, base: d
     assert before.strip() != after.strip()
     assert (tmp_path / "model/config.json").is_file()
     [kept] = (home() / "demo").glob("answers-*.jsonl")
-    told = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
-    kept.write_text("".join(json.dumps(one | {"completion": "as it was"}) + "\n" for one in told), "utf-8")
+    records = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+    kept.write_text("".join(json.dumps(one | {"completion": "as it was"}) + "\n" for one in records), "utf-8")
     assert set(answers(load_config(base, target="local")).values()) == {"as it was"}  # a second call asks nothing
     kept.unlink()
 
@@ -96,8 +97,8 @@ def test_it_goes_on_from_the_same_row_with_other_data_parallel_ranks(whole: smtr
     expected, newest = exact_records(before), before.checkpoints[-1]
     assert newest.rstrip("/").endswith(f"{STEPS:08d}")
     bucket, _ = split_uri(newest)
-    for item in list_objects(before.target, newest):
-        before.target.s3.delete_object(Bucket=bucket, Key=item["Key"])
+    for item in list_objects(sagemaker(before.target), newest):
+        sagemaker(before.target).s3.delete_object(Bucket=bucket, Key=item["Key"])
     for stage in ("convert", "train"):
         job = smtrain.launch(base, stage=stage, parallel={"tp": 1}, say=lambda _: None)
     found = exact_records(job)

@@ -97,7 +97,7 @@ def test_of_two_processes_at_once_one_starts_the_job(
 @pytest.mark.parametrize("retried", [True, False], ids=["botocore tries again", "botocore gives up"])
 def test_a_lost_answer_makes_no_second_job(
     config: dict[str, Any], plane: Plane, hold: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
-    fault: dict[str, float], retried: bool,
+    fault: dict[str, Any], retried: bool,
 ) -> None:  # fmt: skip
     hold()
     if not retried:
@@ -113,13 +113,11 @@ def test_a_lost_answer_is_known_by_the_clock_of_aws(monkeypatch: pytest.MonkeyPa
     """This machine's clock may be an hour off: a job of a minute ago is ours, one of ten minutes ago is not."""
     there = datetime.now(timezone.utc)
     monkeypatch.setattr("smtrain.sdk.lost_answer.time.time", lambda: there.timestamp() + skew_s)
-    error = ClientError(
-        {
-            "Error": {"Code": "ResourceInUse", "Message": "Job name must be unique"},
-            "ResponseMetadata": {"RetryAttempts": 1, "HTTPHeaders": {"date": format_datetime(there, usegmt=True)}},
-        },
-        "CreateTrainingJob",
-    )
+    response: Any = {
+        "Error": {"Code": "ResourceInUse", "Message": "Job name must be unique"},
+        "ResponseMetadata": {"RetryAttempts": 1, "HTTPHeaders": {"date": format_datetime(there, usegmt=True)}},
+    }
+    error = ClientError(response, "CreateTrainingJob")
     assert answer_was_lost(error, {"CreationTime": there - timedelta(minutes=1)})
     assert not answer_was_lost(error, {"CreationTime": there - timedelta(minutes=10)})
 
@@ -223,7 +221,7 @@ def test_ctrl_c_says_what_it_leaves(
     hold()
     said: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(submit.time, "sleep", interrupt)
+        patch.setattr(vars(submit)["time"], "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             launch(with_compute(config, capacity_wait="5m"), said)
     (name,) = jobs_of(config)

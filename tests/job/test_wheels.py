@@ -6,16 +6,18 @@ import os
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from smtrain.aws.target import Target
+from smtrain.facts import table
 from smtrain.job import wheels
 
 IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-{}-sdk2.30.0-ubuntu24.04"
 
 
-def request(image: str, stage: str = "prepare") -> dict:
+def request(image: str, stage: str = "prepare") -> dict[str, Any]:
     source = {"S3DataSource": {"S3Uri": "s3://b/code/0123/"}}
     return {
         "AlgorithmSpecification": {"TrainingImage": image},
@@ -74,7 +76,7 @@ def test_the_lock_file_holds_for_every_image(
     python: str, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
-    monkeypatch.setitem(wheels.table("images")["contents"], "architecture", machine)
+    monkeypatch.setitem(table("images")["contents"], "architecture", machine)
     found = wheels.fetch(IMAGE.format(f"py{python}"))
     assert [path.name.split("-")[0] for path in found] == ["awkward", "awkward_cpp", "gigatoken", "zlib_ng"]
     assert all(zipfile.ZipFile(path).testzip() is None for path in found)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from smtrain.local import validation
 from .conftest import ROOT, Client, channel
 
 
-def refused(call, **arguments) -> tuple[str, str]:
+def refused(call: Callable[..., Any], **arguments: Any) -> tuple[str, str]:
     with pytest.raises(ClientError) as caught:
         call(**arguments)
     error = caught.value.response["Error"]
@@ -33,7 +34,7 @@ def careless(endpoint: Endpoint) -> Any:
     return endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
 
 
-def only_for_a_group(described: dict) -> dict:
+def only_for_a_group(described: dict[str, Any]) -> dict[str, Any]:
     described["DataSource"]["S3DataSource"]["InstanceGroupNames"] = ["g"]
     return described
 
@@ -109,7 +110,7 @@ def test_an_unknown_job(client: Client, operation: str) -> None:
         ({"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 0}}, "must be at least 1"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict, says: str) -> None:
+def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict[str, Any], says: str) -> None:
     code, message = refused(client.sagemaker.create_training_job, **client.request("true", **changes))
     assert code == "ValidationException"
     assert says in message
@@ -153,7 +154,7 @@ def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict, says:
     ],
 )
 def test_the_services_own_model_is_kept_to(
-    client: Client, careless: Any, changes: dict, at: str, constraint: str
+    client: Client, careless: Any, changes: dict[str, Any], at: str, constraint: str
 ) -> None:
     """Whatever client sends it: boto3 would not let some of these out."""
     code, message = refused(careless.create_training_job, **client.request("true", **changes))
@@ -184,7 +185,7 @@ def test_every_fault_is_named(careless: Any) -> None:
         ("delete_training_job", {"TrainingJobName": "a" * 64}),
     ],
 )
-def test_the_other_calls_keep_to_it_too(careless: Any, operation: str, asked: dict) -> None:
+def test_the_other_calls_keep_to_it_too(careless: Any, operation: str, asked: dict[str, Any]) -> None:
     code, message = refused(getattr(careless, operation), **asked)
     assert (code, message[:27]) == ("ValidationException", "1 validation error detected")
 
@@ -209,7 +210,7 @@ def test_list_filters_sorts_and_pages(client: Client) -> None:
     for name in names:
         client.wait(name)
 
-    def listed(**asked) -> list[str]:
+    def listed(**asked: Any) -> list[str]:
         reply = client.sagemaker.list_training_jobs(NameContains=mark, **asked)
         return [summary["TrainingJobName"] for summary in reply["TrainingJobSummaries"]]
 
@@ -276,7 +277,7 @@ def test_sagemaker_sdk_waits_for_a_job(client: Client) -> None:
     assert "seen by the SDK" in done.stdout + done.stderr
 
 
-ODD = {
+ODD: dict[str, list[dict[str, Any]]] = {
     "service-quotas": [
         {},
         {"ServiceCode": "sagemaker"},
@@ -310,7 +311,8 @@ CALLS = {
 def test_no_call_of_ours_ends_in_an_internal_error(client: Client, service: str) -> None:
     """Whatever is missing or made up: an answer, or a refusal in the service's words."""
     config = Config(parameter_validation=False, retries={"max_attempts": 0})
-    caller = client.endpoint.session().client(service, config=config)
+    session: Any = client.endpoint.session()
+    caller = session.client(service, config=config)
     names = {operation: name for name, operation in caller.meta.method_to_api_mapping.items()}
     refusals = []
     for operation in CALLS[service]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from typing import Any
 
 from .conftest import Client
 
@@ -15,7 +16,8 @@ echo data-$HOSTNAME > /opt/ml/output/data/$HOSTNAME.txt
 
 def unpacked(body: bytes) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(body)) as tar:
-        return {m.name: tar.extractfile(m).read().decode().strip() for m in tar if m.isfile()}
+        read: Any = tar.extractfile
+        return {m.name: read(m).read().decode().strip() for m in tar if m.isfile()}
 
 
 def test_archives_merge_the_hosts_and_the_first_wins(client: Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from .conftest import Client, channel, gone, processes
 LIST = "cd /opt/ml/input/data/train && find . -type f | sort | tr '\\n' ' '"
 
 
-def listed(client: Client, uri: str, **changes) -> list[str]:
+def listed(client: Client, uri: str, **changes: Any) -> list[str]:
     job = client.completed(LIST, InputDataConfig=[channel("train", uri, **changes)])
     return client.lines(job)[-1].split()
 

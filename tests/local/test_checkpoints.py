@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,10 +17,10 @@ from hypothesis import strategies as st
 
 from smtrain.local.sync import CheckpointSync
 
-from .conftest import Client, wait_for
+from .conftest import Client, StartServer, wait_for
 
 
-def config(client: Client, name: str, **more: str) -> dict:
+def config(client: Client, name: str, **more: str) -> dict[str, Any]:
     return {"S3Uri": f"s3://{client.bucket}/ckpt/{name}", **more}
 
 
@@ -122,7 +123,9 @@ steps = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(rounds=st.lists(steps, max_size=5))
-def test_after_the_last_push_the_prefix_equals_the_folder(tmp_path_factory, rounds) -> None:
+def test_after_the_last_push_the_prefix_equals_the_folder(
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[list[tuple[str, str, bytes]]]
+) -> None:
     folder = tmp_path_factory.mktemp("sync")
     store = RecordedStore()
     sync = CheckpointSync(store, "s3://b/p/", folder)
@@ -143,7 +146,8 @@ def test_after_the_last_push_the_prefix_equals_the_folder(tmp_path_factory, roun
 def test_an_older_checkpoint_is_deleted_there_only_when_what_replaced_it_has_arrived_from_all_hosts(
     tmp_path: Path,
 ) -> None:
-    store, hosts = RecordedStore(), []
+    store = RecordedStore()
+    hosts: list[CheckpointSync] = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"old-{name}").write_text("old")
@@ -212,7 +216,7 @@ def whole_steps(client: Client, prefix: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_killing_the_control_plane_at_any_moment_leaves_a_whole_checkpoint(start_server) -> None:
+def test_killing_the_control_plane_at_any_moment_leaves_a_whole_checkpoint(start_server: StartServer) -> None:
     """Two kills; SMTRAIN_KILLS says how many else. Half of the jobs save faster than files can arrive."""
     endpoint = start_server()
     for number in range(int(os.environ.get("SMTRAIN_KILLS", "2"))):

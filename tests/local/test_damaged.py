@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ NOT_OURS = [b"", b"{", b"[]", b"null", b'{"request": {}}', b"\xff\xfe\x00", b'{"
 
 
 @pytest.fixture
-def home(tmp_path: Path):
+def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "home"
     shut_down(tmp_path / "home")
 

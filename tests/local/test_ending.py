@@ -9,7 +9,7 @@ import time
 import pytest
 from botocore.exceptions import ClientError
 
-from .conftest import Client, client_of, gone, processes
+from .conftest import Client, StartServer, client_of, gone, processes
 
 TRAP = "trap 'echo got TERM; exit 0' TERM; echo ready; while true; do sleep 0.05; done"
 DEAF = "trap '' TERM; echo ready; while true; do sleep 0.05; done"
@@ -79,7 +79,7 @@ def test_children_end_with_the_leader(on_hosts: Client) -> None:
     assert gone(mark)
 
 
-def test_a_killed_control_plane_takes_its_jobs_along(start_server, kind: str) -> None:
+def test_a_killed_control_plane_takes_its_jobs_along(start_server: StartServer, kind: str) -> None:
     endpoint = start_server()
     on_hosts = client_of(kind, endpoint)
     mark = f"97{time.time_ns()}"

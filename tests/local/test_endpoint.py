@@ -17,7 +17,7 @@ from smtrain.aws.local_plane import Endpoint, ensure_running, revive, running, s
 from smtrain.cli.local import status
 from smtrain.errors import LocalError
 
-from .conftest import ROOT
+from .conftest import ROOT, StartServer
 
 
 def test_two_callers_start_one_server_and_it_can_be_ended(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_suspended_server_is_named_waited_for_and_ended(
     assert running(tmp_path) is None
 
 
-def test_an_idle_server_leaves(start_server) -> None:
+def test_an_idle_server_leaves(start_server: StartServer) -> None:
     endpoint = start_server("--idle-exit", "1")
     os.waitpid(endpoint.pid, 0)
     assert running(endpoint.home) is None

@@ -24,7 +24,8 @@ def code_of(call: Any, **arguments: Any) -> str:
 
 def test_each_service_refuses_in_its_own_words(plane: Plane) -> None:
     def client(name: str) -> Any:
-        return plane.endpoint.session().client(name, config=ONCE)
+        session: Any = plane.endpoint.session()
+        return session.client(name, config=ONCE)
 
     calls = [
         (client("sagemaker").list_training_jobs, {}, "ThrottlingException", "InternalFailure"),

@@ -7,13 +7,14 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .conftest import Client, channel, gone, processes
+from .conftest import Client, StartServer, channel, gone, processes
 
 
-def shown(client: Client, expression: str, host: str = "algo-1", **changes):
+def shown(client: Client, expression: str, host: str = "algo-1", **changes: Any) -> Any:
     """Run a Python expression as a job; gives its value."""
     program = f"import json, os, socket, sys\nfrom pathlib import Path\nprint(json.dumps({expression}))"
     job = client.completed(["python", "-c", program], **changes)
@@ -113,7 +114,7 @@ def test_the_machine_is_left_as_it_was(client: Client) -> None:
     assert (Path("/etc/hosts").read_text(), Path("/proc/mounts").read_text(), sorted(os.listdir("/opt"))) == before
 
 
-def test_without_namespaces_the_root_is_in_a_variable(start_server) -> None:
+def test_without_namespaces_the_root_is_in_a_variable(start_server: StartServer) -> None:
     client = Client(start_server("--no-namespaces"))
     mark = f"98{time.time_ns()}"
     uri = client.put("in/a.txt", "hello")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,6 +53,10 @@ def statuses(job: dict[str, Any]) -> list[str]:
     return [step["Status"] for step in job["SecondaryStatusTransitions"]]
 
 
+def interrupted(times: int, job: dict[str, Any]) -> bool:
+    return statuses(job).count("Interrupted") == times
+
+
 ONCE_MORE = ["Interrupted", "Restarting", "Downloading", "Training"]
 
 
@@ -62,7 +67,7 @@ def test_an_interrupted_job_saves_and_goes_on_with_its_checkpoints(plane: Plane,
             name, lambda job: statuses(job).count("Training") == 2 and "attempt 1" in all_lines(on_hosts, name)
         )
         plane.interrupt(name)
-        on_hosts.wait(name, lambda job, n=attempt: statuses(job).count("Interrupted") == n + 1)
+        on_hosts.wait(name, partial(interrupted, attempt + 1))
     job = on_hosts.wait(name)
     assert job["TrainingJobStatus"] == "Completed"
     assert statuses(job) == [

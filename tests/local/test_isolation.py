@@ -13,7 +13,7 @@ import pytest
 
 from smtrain.job.bundle import entrypoints_folder
 
-from .conftest import ROOT, Client, channel
+from .conftest import ROOT, Client, StartServer, channel
 from .test_api import refused
 
 LOOK = """
@@ -116,7 +116,7 @@ else:
         assert client.lines(name) == [f"heard {name}"] * 2
 
 
-def test_where_there_are_no_namespaces_it_is_refused(start_server) -> None:
+def test_where_there_are_no_namespaces_it_is_refused(start_server: StartServer) -> None:
     client = Client(start_server("--no-namespaces"))
     code, message = refused(client.sagemaker.create_training_job, **client.request("true", EnableNetworkIsolation=True))
     assert code == "ValidationException"

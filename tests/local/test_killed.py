@@ -14,7 +14,7 @@ from smtrain.aws.local_plane import shut_down
 from smtrain.local.processes import MARK
 from tests import docker
 
-from .conftest import Client, client_of, gone, processes, serve, wait_for
+from .conftest import Client, StartServer, client_of, gone, processes, serve, wait_for
 
 HOSTS = [
     pytest.param(("sandbox",), id="namespaces"),
@@ -105,7 +105,7 @@ def test_stop_ends_a_host_whose_supervisor_does_nothing_any_more(server: Client)
 
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_plane_and_supervisor_killed_at_once_the_next_plane_ends_what_is_left(
-    start_server, hosts: tuple[str, ...]
+    start_server: StartServer, hosts: tuple[str, ...]
 ) -> None:
     kind, *options = hosts
     endpoint = start_server(*options)

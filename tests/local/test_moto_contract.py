@@ -132,7 +132,7 @@ def replaced(folder: str) -> None:
 
     endpoint = Endpoint("http://127.0.0.1:9", REGION, ACCOUNT, BUCKET, ROLE, Path(folder), 1, "id", "key")
     # Made before the first look: moto fills such things in as they are asked for.
-    backends = [each[ACCOUNT][REGION] for each in (cloudwatch_backends, logs_backends, sagemaker_backends)]
+    backends: list[Any] = [each[ACCOUNT][REGION] for each in (cloudwatch_backends, logs_backends, sagemaker_backends)]
     s3 = s3_backends[ACCOUNT]["aws"]
     backends += [s3, iam_backends[ACCOUNT]["aws"]]
     (Path(folder) / "local").mkdir()

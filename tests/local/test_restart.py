@@ -9,17 +9,17 @@ import stat
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.aws.local_plane import running
+from smtrain.aws.local_plane import Endpoint, running
 
-from .conftest import GROUP, Client, wait_for
+from .conftest import GROUP, Client, StartServer, wait_for
 
 
-def killed(endpoint) -> None:
+def killed(endpoint: Endpoint) -> None:
     os.kill(endpoint.pid, signal.SIGKILL)
     os.waitpid(endpoint.pid, 0)
 
 
-def test_jobs_logs_and_objects_are_there_again(start_server) -> None:
+def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> None:
     endpoint = start_server()
     client = Client(endpoint)
     s3, bucket = client.s3, client.bucket
@@ -96,7 +96,7 @@ def test_jobs_logs_and_objects_are_there_again(start_server) -> None:
     assert client.logs.describe_log_groups()["logGroups"][0]["logGroupName"] == GROUP
 
 
-def test_the_bodies_of_what_was_deleted_or_replaced_leave_the_disk(start_server) -> None:
+def test_the_bodies_of_what_was_deleted_or_replaced_leave_the_disk(start_server: StartServer) -> None:
     endpoint = start_server()
     client = Client(endpoint)
     for body in (b"a", b"b", b"c"):
@@ -110,7 +110,7 @@ def test_the_bodies_of_what_was_deleted_or_replaced_leave_the_disk(start_server)
     assert [p.read_bytes() for p in blobs] == [b"c"]
 
 
-def test_state_is_the_users_alone(endpoint) -> None:
+def test_state_is_the_users_alone(endpoint: Endpoint) -> None:
     state = endpoint.home / "local"
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     assert stat.S_IMODE((state / "endpoint.json").stat().st_mode) == 0o600

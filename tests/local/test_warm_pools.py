@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from .conftest import Client, wait_for
+from .conftest import Client, StartServer, wait_for
 
 CACHE = "$SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 VPC = {"Subnets": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}
@@ -97,7 +97,7 @@ def test_what_leaves_a_pool(client: Client) -> None:
         client.start("true", ResourceConfig=warm(), EnableManagedSpotTraining=True, StoppingCondition=limits)
 
 
-def test_pools_outlive_the_control_plane(start_server) -> None:
+def test_pools_outlive_the_control_plane(start_server: StartServer) -> None:
     from smtrain.aws.local_plane import shut_down
 
     endpoint = start_server()

@@ -99,12 +99,12 @@ def main(out: Path, folder: Path) -> None:
     for family, rope in CASES:
         written = {g: spelled(family, rope, g) for g in (4, 5)}
         values = cases.weights(written[4])
-        made = {"own": AutoConfig.for_model(**spelled(family, rope, min(generation, 5)))}
+        made: dict[str, Any] = {"own": AutoConfig.for_model(**spelled(family, rope, min(generation, 5)))}
         for g, config in written.items():
             made[f"ours-{g}"] = transformers_config(config)
             made[f"exported-{g}"] = AutoConfig.for_model(**for_everyone(config))
-        for how, config in made.items():
-            found[f"{family} {rope} {how}"] = logits(config, values, family)
+        for how, built in made.items():
+            found[f"{family} {rope} {how}"] = logits(built, values, family)
         if rope in ("llama3", "yarn", "partial"):
             for g, config in written.items():
                 found[f"{family} {rope} losses-{g}"] = cases.train(0, config, cases.mesh("111"), 3)

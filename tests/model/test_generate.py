@@ -67,7 +67,8 @@ def test_export_gives_back_the_model_bit_for_bit(tmp_path: Path, name: str, dtyp
     ids = torch.arange(20).view(1, -1)
     logits = []
     for path in (folder, tmp_path / "out"):
-        loaded, report = AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
+        both: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
+        loaded, report = both
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
         assert loaded.dtype == dtype
@@ -90,7 +91,8 @@ def test_text_depends_on_the_prompt_and_the_seed_alone(tmp_path: Path) -> None:
 
 def test_greedy_takes_the_likeliest_token_and_leaves_the_prompt_out(tmp_path: Path) -> None:
     folder = make(tmp_path / "model", "qwen3")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     ids = tokenizer("def", return_tensors="pt")["input_ids"]
     for _ in range(6):
         with torch.no_grad():

@@ -46,7 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _run(models: Path, out: Path, packages: str | None) -> dict[str, Any]:
     path = os.pathsep.join(str(p) for p in (packages and Path(sys.prefix) / packages, REPOSITORY) if p)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-m", "tests.model.generations", out, models]
+    command = [sys.executable, "-m", "tests.model.generations", str(out), str(models)]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return torch.load(out)

@@ -25,6 +25,8 @@ def test_two_plans_are_compared_at_the_same_number_of_tokens() -> None:
         plan = smtrain.plan(file)
         assert side["name"] == Path(file).stem
         assert side["plan"]["tokens_per_s"] == plan.tokens_per_s
+        assert plan.tokens_per_s is not None
+        assert plan.tokens_per_dollar is not None
         assert side["days"]["value"] == pytest.approx(300e9 / plan.tokens_per_s / 86400)
         assert side["dollars"]["value"] == pytest.approx(300e9 / plan.tokens_per_dollar)
         for row in ("step_s", "tokens_per_s", "tokens_per_dollar", "days", "dollars"):

@@ -31,6 +31,7 @@ def test_a_machine_of_the_config_plans_by_its_name_at_its_price() -> None:
     assert plan.machines == "1 x box"
     assert plan.memory_gib["available"] == 24
     assert plan.mesh.tp * plan.mesh.pp * plan.mesh.dp == 4
+    assert plan.hours is not None
     assert plan.dollars_by_item["train"] == pytest.approx(plan.hours * 2.5)
     assert not plan.calibrated
 

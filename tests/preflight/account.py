@@ -19,6 +19,10 @@ Answer = Mapping[str, Any] | str | Callable[[dict[str, Any]], Any]
 class Account(Target):
     """Target aws whose answers are given by `service.Operation`; replies are held against botocore's own models."""
 
+    answers: dict[str, Answer]
+    real: Any
+    asked: list[tuple[str, dict[str, Any]]]
+
     def __init__(self, region: str, answers: Mapping[str, Answer], s3: Any) -> None:
         super().__init__("aws", region)
         self.__dict__.update(answers=dict(answers), real=s3, asked=[])
@@ -28,7 +32,8 @@ class Account(Target):
 
         if service == "s3" and not any(name.startswith("s3.") for name in self.answers):
             return self.real
-        client = boto3.Session().client(
+        session: Any = boto3.Session()
+        client = session.client(
             service, region_name=self.region, aws_access_key_id="x", aws_secret_access_key="x",
             endpoint_url="http://127.0.0.1:9",
         )  # fmt: skip

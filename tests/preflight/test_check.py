@@ -247,7 +247,8 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
             import boto3
             from botocore.config import Config
 
-            return boto3.Session().client(
+            session: Any = boto3.Session()
+            return session.client(
                 service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x",
                 endpoint_url="http://127.0.0.1:9", config=Config(retries={"max_attempts": 0}),
             )  # fmt: skip
@@ -529,7 +530,8 @@ def test_who_is_not_logged_in_is_told_to(aws: dict[str, Any]) -> None:
 
             bare = botocore.session.Session()
             bare.register_component("credential_provider", type("None_", (), {"load_credentials": lambda self: None})())
-            return boto3.Session(botocore_session=bare, region_name="us-east-1").client(service)
+            session: Any = boto3.Session(botocore_session=bare, region_name="us-east-1")
+            return session.client(service)
 
     config = load_config(aws)
     found = look(Chain(config, Nobody("aws", "us-east-1")), ["train"])

@@ -14,7 +14,7 @@ from smtrain.aws.target import Target
 from tests.sdk.wire import SDK, Stopped, Wire, canonical, sent, start, target_with
 
 ROLE = "arn:aws:iam::999999999999:role/from-the-file"
-ADMIN = {
+ADMIN: dict[str, Any] = {
     "TrainingJob": {
         "RoleArn": "arn:aws:iam::999999999999:role/administrators",
         "VpcConfig": {"Subnets": ["subnet-file"], "SecurityGroupIds": ["sg-file"]},

@@ -20,8 +20,8 @@ IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:"
 
 
 def environment(plain: dict[str, Any], *, stage: Any = "train", **compute: Any) -> dict[str, str]:
-    more = {name: compute.pop(name) for name in ("network", "parallel") if name in compute}
-    raw = {**plain, **more, "compute": {**plain["compute"], **compute}}
+    more: dict[str, Any] = {name: compute.pop(name) for name in ("network", "parallel") if name in compute}
+    raw: dict[str, Any] = {**plain, **more, "compute": {**plain["compute"], **compute}}
     made: dict[str, str] = smtrain.request(raw, stage=stage)["Environment"]
     return made
 

@@ -192,7 +192,10 @@ def test_the_job_is_told_how_many_processes_a_host_has(plain: dict[str, Any], ki
     compute = {k: v for k, v in plain["compute"].items() if k != "processes_per_instance"}
     raw = {**plain, "train": {"global_batch_size": 32}, "compute": {**compute, "instance_type": kind}}
     plan = Chain(smtrain.load_config(raw), Target("aws", "us-west-2"), look=False).plan("train")
-    (config,) = (json.loads(b) for upload in plan.uploads for name, b in upload.files if name == "config.json")
+    bodies = [body for upload in plan.uploads for name, body in upload.files if name == "config.json"]
+    assert len(bodies) == 1
+    assert isinstance(bodies[0], bytes)
+    config = json.loads(bodies[0])
     assert config["compute"]["processes_per_instance"] == processes
     made = json.loads(sent(plan.request).bodies[0])
     assert made["HyperParameters"]["processes_per_instance"] == str(processes)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import smtrain
+from smtrain.place.choose import sagemaker
 from smtrain.sdk import build
 from smtrain.testing.switches import Plane, plane
 from tests.sdk.wire import SDK
@@ -40,14 +41,14 @@ def request_of(control: Plane, plain: dict[str, Any], name: str, program: str, h
         channel["DataSource"]["S3DataSource"]["S3Uri"] = f"s3://{control.endpoint.bucket}/of-an-sdk/"
     # What prepare keeps on its way goes where the channels are: no other bucket is there.
     request["CheckpointConfig"]["S3Uri"] = f"s3://{control.endpoint.bucket}/kept-of-an-sdk/{name}/"
-    s3 = smtrain.Job(name, "local").target.s3
+    s3 = sagemaker(smtrain.Job(name, "local").target).s3
     s3.put_object(Bucket=control.endpoint.bucket, Key="of-an-sdk/x", Body=b"x")
     return request
 
 
 def sdk_job(request: dict[str, Any]) -> Any:
     assert SDK
-    return build(SDK, smtrain.Job("any", "local").target, request)
+    return build(SDK, sagemaker(smtrain.Job("any", "local").target), request)
 
 
 def run(job: Any, **arguments: Any) -> None:

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 import smtrain
 from smtrain.aws.target import Target
 from smtrain.job.stages import Chain
-from smtrain.place.choose import target_of
+from smtrain.place.choose import sagemaker, target_of
 from smtrain.sdk import build
 from smtrain.submission.create import create
 from tests.sdk.wire import SDK, start
@@ -101,7 +101,7 @@ def test_create_goes_through_the_sdk_that_the_config_names(
     prepared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = smtrain.load_config(prepared)
-    target = target_of(config)
+    target = sagemaker(target_of(config))
     request = Chain(config, target, look=False).plan("train").request
     request["AlgorithmSpecification"]["ContainerArguments"] = ["true"]
     used: list[str] = []
@@ -115,7 +115,7 @@ def test_create_goes_through_the_sdk_that_the_config_names(
 
 def test_errors_of_the_service_come_through_as_they_are(prepared: dict[str, Any]) -> None:
     config = smtrain.load_config(prepared)
-    target = target_of(config)
+    target = sagemaker(target_of(config))
     request = Chain(config, target, look=False).plan("train").request
     request["CheckpointConfig"]["LocalPath"] = "/somewhere/else"
     with pytest.raises(ClientError) as caught:

@@ -288,7 +288,7 @@ def test_batches_and_settings_reach_the_model(folder: Path) -> None:
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
-    short = {"max_new_tokens": 6}
+    short: dict[str, Any] = {"max_new_tokens": 6}
     assert smtrain.generate(folder, "one", chat=True, **short) != smtrain.generate(folder, "one", **short)
     stop = one_by_one[0][2]
     assert smtrain.generate(folder, "one", stop=stop, max_new_tokens=6)[0]["completion"] == one_by_one[0].split(stop)[0]

@@ -9,8 +9,9 @@ import pytest
 
 import smtrain
 from smtrain.talk.widget import Widget, said
+from tests.generation.test_generating import TEMPLATE
 from tests.model.test_generate import make
-from tests.talk.test_chat import GREEDY, TEMPLATE
+from tests.talk.test_chat import GREEDY
 
 pytest.importorskip("ipywidgets")
 

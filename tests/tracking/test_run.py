@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from smtrain.place.choose import sagemaker
+
 pytest.importorskip("mlflow")
 
 from mlflow.tracking import MlflowClient
@@ -52,8 +54,11 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
         }
         assert "cost_dollars" in kept.data.metrics
     live = f"{job.describe()['TensorBoardOutputConfig']['S3OutputPath']}/{job.name}/tensorboard-output/"
-    [item] = list_objects(job.target, live)
+    [item] = list_objects(sagemaker(job.target), live)
     (tmp_path / "live").mkdir()
-    job.target.s3.download_file("smtrain-local", item["Key"], str(tmp_path / "live" / Path(item["Key"]).name))
+    sagemaker(job.target).s3.download_file(
+        "smtrain-local", item["Key"], str(tmp_path / "live" / Path(item["Key"]).name)
+    )
     curves = read(tmp_path / "live")
-    assert curves["train/loss"] == [(row["step"], pytest.approx(row["loss"])) for row in rows]
+    assert [step for step, _ in curves["train/loss"]] == [row["step"] for row in rows]
+    assert [loss for _, loss in curves["train/loss"]] == pytest.approx([row["loss"] for row in rows])

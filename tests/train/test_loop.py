@@ -43,7 +43,8 @@ class Late:
     steps_ahead = 1
 
     def __init__(self, engine: Any, spoilt: int | None) -> None:
-        self._engine, self._spoilt, self._begun, self.asked = engine, spoilt, 0, []
+        self._engine, self._spoilt, self._begun = engine, spoilt, 0
+        self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -86,11 +87,12 @@ def go(rank: int, folder: Path, stopped: bool, spoilt: int | None) -> tuple[list
     )
     engine = Late(cases.engine(cases.CONFIGS["llama"], cases.mesh("111")), spoilt)
     stop = StopRequest()
+    where: Any = Where()
     if stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     try:
         ended: Any = train(
-            config, engine, Batches(), line=Lineage.of(folder, ""), resumed=None, samples=0, position=Where(), log=None,
+            config, engine, Batches(), line=Lineage.of(folder, ""), resumed=None, samples=0, position=where, log=None,
             stop=stop, stall=StallWatch(0, lambda _: None), watch=LossWatch(), distrusted=set(),
         )  # fmt: skip
     except SmtrainError as error:

@@ -30,7 +30,7 @@ def free_address() -> tuple[str, int]:
 def on_machines(
     count: int, sources: list[Path], out: Path, tokenizer: Path, *, share_bytes: int = 512,
     progress: Callable[[Any], None] = lambda _: None, say: Callable[[str], None] = lambda _: None,
-    other: Callable[[Callable[[], None]], None] = lambda run: run(), max_bad: int = 0,
+    other: Callable[[Callable[[], object]], object] = lambda run: run(), max_bad: int = 0,
     address: tuple[str, int] | None = None, first: Callable[..., DatasetManifest] = prepare,
     others: Callable[..., int] = assist, **settings: Any,
 ) -> DatasetManifest:  # fmt: skip
@@ -40,7 +40,7 @@ def on_machines(
 
     def help_() -> None:
         try:
-            other(lambda: others(sources, tokenizer, machines, say=lambda _: None, **settings) and None)
+            other(lambda: others(sources, tokenizer, machines, say=lambda _: None, **settings))
         except BaseException as error:
             faults.append(error)
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.prepare import prepare
@@ -49,7 +50,8 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
         cleaning=Cleaning(deduplicate=True),
     )  # fmt: skip
     wanted = {path.name: path.read_bytes() for path in (tmp_path / "wanted").iterdir()}
-    out, made, kills = tmp_path / "out", {}, 0
+    out, kills = tmp_path / "out", 0
+    made: dict[str, Any] = {}
     running: list[subprocess.Popen[str]] = []
     try:
         while not made:

@@ -35,7 +35,8 @@ def engine(
     from neuronx_distributed.parallel_layers import parallel_state
     from neuronx_distributed.trainer import checkpoint
 
-    from smtrain.engine.nxd.engine import NxdEngine, SaveOptions
+    from smtrain.engine.nxd.engine import NxdEngine
+    from smtrain.engine.nxd.persist import SaveOptions
 
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
@@ -55,7 +56,8 @@ def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: in
 def native_train(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[tuple[float, float]]:
     from smtrain.engine.native import NativeEngine
 
-    return cases.steps(NativeEngine(config, options, STEADY, Memory(config, weights(config)), 0), 0, STEPS)
+    source: Any = Memory(config, weights(config))
+    return cases.steps(NativeEngine(config, options, STEADY, source, 0), 0, STEPS)
 
 
 def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> float:

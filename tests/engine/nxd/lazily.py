@@ -114,7 +114,7 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
     options = replace(cases.mesh("111"), zero1=how != "plain")
     lora = Lora(4, 8.0, targets=("q_proj", "v_proj", "o_proj", "up_proj")) if how == "adapter" else None
     steps, middle = (60, 30) if lora else (STEPS, 330)
-    source = cases.Memory(config, cases.weights(config))
+    source: Any = cases.Memory(config, cases.weights(config))
     e = NxdEngine(config, options, cases.OPTIMIZER, source, 0, 2, lora=lora)
     counted, losses = Counted(), []
     behind: Callable[[], Any] | None = None
