@@ -2,6 +2,7 @@
 is killed on the way.
 
 `SMTRAIN_SLURM_KILLS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses moments and victims.
+`SMTRAIN_SLURM_WALL=600` trains so many steps in attempts of two minutes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("SMTRAIN_SLURM_KILLS", "1"))
 SEED = int(os.environ.get("SMTRAIN_SLURM_SEED", "1"))
+WALL = int(os.environ.get("SMTRAIN_SLURM_WALL", "0"))
 STEPS = 40 + 20 * KILLS
 STAGES = ("prepare", "train", "export", "generate")
 
@@ -163,3 +165,23 @@ def meet_with_faults(site: Site, job: Job, kills: int) -> None:
         done += fault(site.slurm, job, chance)
     if kills:
         assert site.ended(job) == "Completed", job.explain()
+
+
+@pytest.mark.skipif(not WALL, reason="SMTRAIN_SLURM_WALL is not set: Slurm counts time limits in minutes")
+def test_a_run_that_needs_several_time_limits_trains_as_if_there_was_none(site: Site) -> None:
+    # Slurm's own limit, shorter than a config may ask for: the last of two options of a name counts.
+    walls = {**site.cluster, "sbatch": ["--time=2", "--signal=B:USR1@30"]}
+    train = {**site.config["train"], "steps": WALL, "save_interval": WALL}  # type: ignore[dict-item]
+    config = {**site.config, "name": "walled", "cluster": walls, "train": train}
+    jobs = {result.stage: result.job for result in smtrain.run(config, wait=False, say=lambda _: None).results}
+    assert site.ended(jobs["train"]) == "Completed", jobs["train"].explain()
+    limits = [one for one in jobs["train"].describe()["SecondaryStatusTransitions"] if one["Status"] == "Interrupted"]
+    print(len(limits), "time limits came")
+    assert limits, "it was done before a limit came: raise SMTRAIN_SLURM_WALL"
+    assert all("time limit" in one["StatusMessage"] for one in limits)
+    prepared = str(site.shared / jobs["prepare"].output.partition(f"{site.shared}/")[2])
+    here = {k: v for k, v in config.items() if k != "cluster"}
+    job = smtrain.launch({**here, "target": "local", "data": {"prepared": prepared}}, say=lambda _: None)
+    trained = metrics_of(jobs["train"])
+    assert set(trained) == set(range(1, WALL + 1))
+    assert trained == metrics_of(job)
