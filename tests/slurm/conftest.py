@@ -19,7 +19,7 @@ from smtrain.slurm.place import SlurmPlace
 from tests.slurm.daemons import Slurm, lacking
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 600  # seconds: a machine may be full
+PATIENCE = int(os.environ.get("SMTRAIN_SLURM_PATIENCE", "600"))  # seconds: a machine may be full
 
 
 @pytest.fixture(scope="session")
