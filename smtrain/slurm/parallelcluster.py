@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from smtrain.config import JobConfig
+from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
 from smtrain.planner.cost import Prices, own_prices
@@ -72,6 +73,9 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
                 "Networking": {"SubnetIds": [site.compute_subnet]},
             }
         )
+    if buckets := _buckets(config):
+        for one in queued:
+            one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in buckets]}
     return {
         "Region": site.region,
         "Image": {"Os": site.os, **({"CustomAmi": site.ami} if site.ami else {})},
@@ -125,6 +129,14 @@ def _training(config: JobConfig, site: Site, kind: str) -> dict[str, Any]:
         "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": 200}}},
         "Networking": networking,
     }
+
+
+def _buckets(config: JobConfig) -> list[str]:
+    """Buckets that the config's inputs lie in, which nodes must be allowed to read."""
+    held_out = config.train.validation.path if config.train.validation else None
+    given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
+    given += [source.path for source in config.data.all_sources]
+    return sorted({split_uri(uri)[0] for uri in given if uri and uri.startswith("s3://")})
 
 
 def _resource(kind: str, count: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import subprocess
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -100,3 +101,13 @@ def bench(daemons: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Be
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path / "home"))
     (tmp_path / "shared").mkdir()
     return Bench(daemons, tmp_path / "shared")
+
+
+@pytest.fixture
+def small_disk(bench: Bench) -> Iterator[Path]:
+    """The cluster's shared folder on a disk of 4 MiB."""
+    made = ["mount", "-t", "tmpfs", "-o", "size=4m", "smtrain-test", str(bench.shared)]
+    if subprocess.run(made, capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    yield bench.shared
+    subprocess.run(["umount", "--lazy", str(bench.shared)], check=True)

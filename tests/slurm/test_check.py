@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,9 @@ from tests.slurm.conftest import Bench
 Checked = Callable[..., Report]
 
 
-def config(raw: dict[str, Any], shared: str, kind: str = "ml.c5.xlarge", **cluster: Any) -> JobConfig:
+def config(raw: dict[str, Any], shared: str, kind: str = "ml.c5.xlarge", count: int = 2, **cluster: Any) -> JobConfig:
     section = {"shared": shared, "venv": sys.prefix, "time": "30m", **cluster}
-    compute = {"instance_type": kind, "instance_count": 2, "processes_per_instance": 2}
+    compute = {"instance_type": kind, "instance_count": count, "processes_per_instance": 2}
     engine = "nxd" if "trn" in kind else "native"
     return load_config(
         {**raw, "target": "slurm", "cluster": section, "compute": compute, "train": {**raw["train"], "engine": engine}}
@@ -34,7 +36,9 @@ def config(raw: dict[str, Any], shared: str, kind: str = "ml.c5.xlarge", **clust
 
 @pytest.fixture
 def checked(bench: Bench, raw: dict[str, Any]) -> Checked:
-    return lambda stage=None, **cluster: smtrain.check(config(raw, str(bench.shared), **cluster), stage=stage)
+    return lambda stage=None, **cluster: smtrain.check(
+        config(raw, **{"shared": str(bench.shared), **cluster}), stage=stage
+    )
 
 
 def faults(report: Report) -> str:
@@ -62,6 +66,17 @@ def test_what_cannot_start_is_told(checked: Checked, cluster: dict[str, Any], fa
     report = checked(stage="prepare", **cluster)
     assert not report.ok
     assert fault in faults(report)
+
+
+def test_more_nodes_than_there_are_is_told(checked: Checked) -> None:
+    assert "main has 3 nodes, and the run takes 4; set compute.instance_count to at most that" in faults(
+        checked(stage="train", count=4)
+    )
+
+
+def test_a_shared_folder_that_is_full_is_told(checked: Checked, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * (3 << 20))
+    assert re.search(r"shared: \S+ has \d MB free; delete what is not needed", faults(checked(stage="prepare")))
 
 
 def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], tmp_path: Path) -> None:
@@ -99,6 +114,7 @@ def node(name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, 
     ("found", "level", "text"),
     [
         ([node(), node("n2")], "ok", "2 nodes have Python 3.11"),
+        ([node(), replace(node("n2"), sees_shared=False)], "fault", "n2 do not see cluster.shared or an input"),
         ([node(), node("n2", neuron=0)], "fault", "n2 have no Neuron device"),
         ([node(), node("n2", efa=0)], "warning", "n2 have no EFA device"),
         ([node(), node("n2", clock=200)], "warning", "the clocks of the nodes differ by 100 s"),

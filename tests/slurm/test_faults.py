@@ -9,13 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from smtrain.contract.log_lines import Line
 from smtrain.handle.job import Job
@@ -131,16 +127,6 @@ for number in range(400):
     assert sorted(map(hash_of, seen)) == sorted(
         hash_of(f"line {number} {node}") for number in range(400) for node in range(NODES)
     )
-
-
-@pytest.fixture
-def small_disk(bench: Bench) -> Iterator[Path]:
-    """The cluster's shared folder on a disk of 4 MiB."""
-    made = ["mount", "-t", "tmpfs", "-o", "size=4m", "smtrain-test", str(bench.shared)]
-    if subprocess.run(made, capture_output=True).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    yield bench.shared
-    subprocess.run(["umount", "--lazy", str(bench.shared)], check=True)
 
 
 def test_a_full_disk_fails_the_job_by_its_name_and_it_goes_on_where_there_is_room(

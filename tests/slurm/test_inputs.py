@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import smtrain
 from smtrain.aws.local_plane import ensure_running
 from smtrain.aws.target import Target
 from smtrain.config import JobConfig
@@ -111,3 +114,38 @@ def test_what_lies_on_the_shared_file_system_is_used_in_place(raw: dict[str, Any
     chain = Chain(chain_config, target_of(chain_config), look=False)
     assert inputs_in_place(chain) == [raw["model"]["path"], raw["data"]["path"]]
     assert not chain.resolved.uploads
+
+
+@pytest.mark.skipif("SMTRAIN_SLURM_LARGE" not in os.environ, reason="SMTRAIN_SLURM_LARGE is not set: it takes a minute")
+def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
+    bench: Bench, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = bench.shared / "model"
+    shutil.copytree(trained_inputs["model"], model)
+    with open(model / "more.safetensors", "wb") as weights:
+        weights.truncate(2 << 30)  # all of it reads as zeros, none of it takes room
+    # What a task and all that it has waited for have written, as the kernel counts it for slurmstepd.
+    epilog = tmp_path / "epilog"
+    epilog.write_text(f"#!/bin/sh\ncat /proc/$PPID/io >{tmp_path}/io-$SLURM_NODEID\n")
+    epilog.chmod(0o755)
+    asked = {
+        "target": "slurm",
+        "cluster": {"shared": str(bench.shared), "venv": sys.prefix, "srun": [f"--task-epilog={epilog}"]},
+        "model": {"path": str(model)},
+        "data": {"path": str(shutil.copytree(trained_inputs["text"], bench.shared / "text"))},
+        "train": {"engine": "native", "steps": 2, "global_batch_size": 4, "seq_len": 32},
+        "compute": {"instance_type": "ml.c5.xlarge", "instance_count": 1, "processes_per_instance": 1},
+    }
+    before = written(Path("/proc/self/io"))
+    job = smtrain.launch(asked, stage="prepare", say=lambda _: None)
+    assert job.status == "Completed"
+    by_client, by_stage = written(Path("/proc/self/io")) - before, written(tmp_path / "io-0")
+    print(f"bytes written: {by_client} by the client, {by_stage} by the stage on its node")
+    assert 0 < by_stage < 64 << 20  # tokens, logs, unpacked code and Python's caches
+    assert by_client < 64 << 20
+    assert sum(f.stat().st_size for f in bench.shared.rglob("*") if f.is_file() and model not in f.parents) < 32 << 20
+
+
+def written(io: Path) -> int:
+    """Bytes that a process and those it has waited for gave to a disk."""
+    return int(next(line.split()[1] for line in io.read_text().splitlines() if line.startswith("write_bytes:")))

@@ -60,6 +60,12 @@ def test_queues_are_the_partitions_of_the_config(raw: dict[str, Any]) -> None:
     assert names(partition="trn1", cpu_partition="small") == ["trn1", "small"]
 
 
+def test_nodes_may_read_the_buckets_of_inputs(raw: dict[str, Any]) -> None:
+    made = template(config({**raw, "data": {"path": "s3://corpus/text"}}), SITE)
+    assert [one["Iam"] for one in made["Scheduling"]["SlurmQueues"]] == [{"S3Access": [{"BucketName": "corpus"}]}] * 2
+    assert all("Iam" not in one for one in template(config(raw), SITE)["Scheduling"]["SlurmQueues"])
+
+
 @pytest.mark.parametrize(
     ("site", "cluster", "fault"),
     [
@@ -102,10 +108,12 @@ def test_it_says_what_an_hour_costs_idle_and_busy(raw: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["ml.trn1.32xlarge", "ml.trn1.2xlarge"])
+@pytest.mark.parametrize("text", [None, "s3://corpus/text"])
 def test_parallelcluster_takes_every_template(
-    raw: dict[str, Any], os: str, site: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch
+    raw: dict[str, Any], os: str, site: dict[str, Any], kind: str, text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = pytest.importorskip("pcluster.schemas.cluster_schema", reason="aws-parallelcluster is not installed")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    made = template(config(raw, kind), replace(SITE, os=os, **site))
+    given = {**raw, "data": {"path": text}} if text else raw
+    made = template(config(given, kind), replace(SITE, os=os, **site))
     assert schema.ClusterSchema(cluster_name="tiny").load(made).scheduling.queues[0].name == "train"
