@@ -152,6 +152,7 @@ def test_what_training_left_beside_the_weights_is_passed_over(
     assert same(weights_of(open_weights(tmp_path / "mg")), random_weights(FOUR))
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.9, of itself
 def test_layers_may_stand_for_themselves_and_halves_apart(tmp_path: Path) -> None:
     """As runs with non-homogeneous layers, or singleton local shards, save."""
     import torch.distributed.checkpoint as dcp

@@ -218,9 +218,12 @@ def test_list_filters_sorts_and_pages(client: Client) -> None:
     assert listed(SortOrder="Ascending") == names
     assert listed(SortBy="Name", SortOrder="Ascending") == sorted(names)
     assert listed(StatusEquals="Failed") == [f"{mark}-3"]
-    first = client.describe(names[0])["CreationTime"]
-    assert listed(CreationTimeAfter=first) == names[:0:-1]
-    assert listed(CreationTimeBefore=first) == []
+    created = {name: client.describe(name)["CreationTime"] for name in names}
+    # Whole seconds, as releases of botocore before 1.42 send no parts of them.
+    first = min(created.values()).replace(microsecond=0)
+    for moment in (first, first + datetime.timedelta(seconds=1)):
+        assert listed(CreationTimeAfter=moment) == [name for name in names[::-1] if created[name] > moment]
+        assert listed(CreationTimeBefore=moment) == [name for name in names[::-1] if created[name] < moment]
     assert listed(CreationTimeAfter=datetime.datetime.now(datetime.timezone.utc)) == []
     pages = client.sagemaker.get_paginator("list_training_jobs").paginate(
         NameContains=mark, PaginationConfig={"PageSize": 2}

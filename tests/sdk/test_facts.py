@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from botocore.session import Session
 
 import smtrain
 from smtrain.config.schema import Train
@@ -56,6 +58,22 @@ def test_the_table_is_in_order_and_speaks_of_every_engine() -> None:
     assert releases == sorted(releases, reverse=True)  # type: ignore[type-var]
     assert [".".join(map(str, r)) for r in releases if r] == [row["sdk"] for row in table("images")["tags"]]
     assert set(get_args(Train.model_fields["engine"].annotation)) <= set(table("images")["engines"])
+
+
+def test_instance_types_are_those_that_sagemaker_trains_on() -> None:
+    known = Session().get_service_model("sagemaker").shape_for("TrainingInstanceType").metadata["enum"]
+    types = table("instances")
+    named = {*types["instances"], *types["cpu"]}
+    assert named <= set(known)
+    assert {row["type"] for row in table("prices")["rows"]} <= named
+
+
+def test_the_page_of_gpus_names_every_chip_there_is() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/gpus.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ml.")]
+    for kind, row in table("instances")["instances"].items():
+        if "chip" in row:
+            assert any(row["chip"] in line and kind.rpartition(".")[0] in line for line in rows), kind
 
 
 def test_the_command_lists_them() -> None:
