@@ -17,5 +17,5 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     cuts = [len(finite) * i // bins for i in range(bins + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(cuts)]
     low, high = min(means), max(means)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+    span = high - low
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)

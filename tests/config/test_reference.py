@@ -6,12 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pydantic
+import pytest
+
 from smtrain.config import JobConfig
 from smtrain.config.editor import FILE, schema_text
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.skipif(
+    [int(part) for part in pydantic.VERSION.split(".")[:2]] < [2, 12],
+    reason="an older pydantic spells the same schema in other words (0.0 for 0, allOf about a reference)",
+)
 def test_the_reference_page_and_the_shipped_schema_are_up_to_date() -> None:
     told = subprocess.run(
         [sys.executable, ROOT / "scripts/config-reference", "--check"], capture_output=True, text=True, check=False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smtrain.follow.curve import draw, save_curve
@@ -19,6 +19,7 @@ def test_a_falling_loss_falls() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 80))
+@example([0.0, 2.2250738585072014e-308], 2)
 def test_it_never_is_wider_than_asked(values: list[float], width: int) -> None:
     assert len(sparkline(values, width)) == min(width, len(values))
 

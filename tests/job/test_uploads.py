@@ -19,6 +19,7 @@ from smtrain.aws.target import Target
 from smtrain.aws.uploads import owner, send
 from smtrain.errors import JobError
 from smtrain.job.inputs import Upload, _content_addressed, described_uploads, upload_all
+from smtrain.job.model_files import is_model_file
 
 PART = 5 << 20
 SIZE = 3 * PART + 1234
@@ -197,7 +198,7 @@ def test_only_what_models_consist_of_is_uploaded(
         path = tmp_path / "model" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    found = _content_addressed(tmp_path / "model", f"s3://{BUCKET}/only-{time.time_ns()}", model=True)
+    found = _content_addressed(tmp_path / "model", f"s3://{BUCKET}/only-{time.time_ns()}", is_model_file)
     assert sorted(name for name, _ in found.files) == sorted(MODEL)
     assert set(found.left_out) == {name for name in BESIDE if not name.startswith(".")}
     monkeypatch.setattr("smtrain.job.inputs.SMALL", 0)

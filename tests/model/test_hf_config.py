@@ -31,6 +31,7 @@ def test_both_spellings_are_one_model_and_so_is_what_is_written_of_them(family: 
         assert normalise(for_everyone(config)) == normalise(explicit(config)) == said
         model = built(explicit(config))
         check_model(model, said)
+        assert said.rope is not None
         theirs = model.base_model.rotary_emb.inv_freq.double().tolist()
         assert theirs == pytest.approx(said.rope.frequencies(), rel=1e-5)
 

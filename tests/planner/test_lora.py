@@ -34,7 +34,8 @@ def test_8b_does_not_fit_whole_and_fits_with_lora() -> None:
 
 
 def test_engine_nxd_is_told_so_too() -> None:
-    whole, adapted = (planned(told, "ml.trn1.32xlarge", sequence_parallel=True) for told in (None, {}))
+    asked: tuple[dict[str, Any] | None, ...] = (None, {})
+    whole, adapted = (planned(told, "ml.trn1.32xlarge", sequence_parallel=True) for told in asked)
     assert not whole.fits
     assert "or train.adapter: LoRA of rank 16 needs" in whole.faults[0]
     assert adapted.fits

@@ -16,7 +16,7 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 
 import smtrain
-from tests.sdk.wire import canonical, sent
+from tests.sdk.wire import SDK, canonical, sent
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "golden"
@@ -31,7 +31,10 @@ def pinned(body: str) -> str:
     return re.sub(r"/(code|configs|neuron-cache)/[0-9a-f]{16}(?=[/\"])", r"/\1/HASH", body)
 
 
-@pytest.mark.parametrize("through_sdk", [False, True])
+WITH_SDK = pytest.param(True, marks=pytest.mark.skipif(SDK is None, reason="no SageMaker Python SDK is installed"))
+
+
+@pytest.mark.parametrize("through_sdk", [False, WITH_SDK])
 @pytest.mark.parametrize(("config", "golden"), ALL, ids=lambda path: path.stem)
 def test_the_request_is_the_golden_one(config: Path, golden: Path, through_sdk: bool) -> None:
     (body,) = sent(smtrain.request(config), through_sdk=through_sdk).bodies

@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from smtrain.contract.log_lines import Line
@@ -76,6 +77,9 @@ def test_faults_change_nothing_and_every_line_is_seen_once(bench: Bench, tmp_pat
     def starts() -> int:
         return (bench.shared / "run/jobs" / job.name / "history.jsonl").read_text().count('"start"')
 
+    def begun_again(before: int) -> bool:
+        return starts() > before or job.status != "InProgress"
+
     try:
         gets_on(0)
         while done < COUNT:
@@ -85,7 +89,7 @@ def test_faults_change_nothing_and_every_line_is_seen_once(bench: Bench, tmp_pat
             if fault(bench.slurm, job, chance):
                 done += 1
                 if fault is not kill_controller:
-                    wait_for(lambda known=attempts: starts() > known or job.status != "InProgress")
+                    wait_for(partial(begun_again, attempts))
             gets_on(before)
         last = reached() + 50
         go.write_text(str(last))

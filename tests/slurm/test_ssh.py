@@ -103,7 +103,8 @@ def folder(tmp_path: Path, size: int = 24 << 20) -> list[tuple[str, Path | bytes
 
 def breaking(sshd: Sshd, watched: Path, times: int = 1) -> Callable[[], None]:
     """Hang up once something of a file has arrived below a folder; the result ends that."""
-    over, done = threading.Event(), []
+    over = threading.Event()
+    done: list[Any] = []
 
     def size() -> int:
         return sum(path.stat().st_size for path in watched.rglob("*") if path.is_file() and path.name != "small")

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,12 +153,16 @@ def reached(job: Job) -> int:
     return max((int(record["step"]) for record in job.records if "loss" in record), default=0)
 
 
+def ended_or_at(job: Job, step: int) -> bool:
+    return job.status != "InProgress" or reached(job) >= step
+
+
 def meet_with_faults(site: Site, job: Job, kills: int) -> None:
     """So many faults in one job, each on from a step behind the last checkpoint of the attempt before."""
     chance, done, before = random.Random(SEED), 0, 0
     while done < kills:
         at = before + 6 + chance.randrange(5)
-        wait_for(lambda at=at: job.status != "InProgress" or reached(job) >= at)
+        wait_for(partial(ended_or_at, job, at))
         assert job.status == "InProgress", job.explain()
         fault = FAULTS[done] if done < len(FAULTS) else chance.choice(FAULTS)
         before = reached(job)

@@ -92,7 +92,7 @@ def test_any_mesh_and_either_engine_goes_on_from_any_other(world: dict[int, Worl
     config, adapter = CONFIGS["llama"], lora(CONFIGS["llama"])
     known = world[1].run(adapters.train, config, mesh("111"), adapter, tmp_path, 10)[0]
     found = world[4].run(nxd.train, config, mesh("411 sp"), adapter, tmp_path / "0", 2)[0]
-    legs = [
+    legs: list[tuple[Any, str, dict[str, Any]]] = [
         (nxd.resume, "122 m2", {"pipeline_cuts": (0,)}),
         (adapters.resume, "111", {}),
         (nxd.resume, "221 sp full m2", {"zero1": False}),
