@@ -92,7 +92,7 @@ def test_stop_saves_first_through_ssh(laptop: Bench) -> None:
     assert [line.text for line in job.lines()][-1] == "saved 20"
 
 
-def folder(tmp_path: Path, size: int = 24 << 20) -> list[tuple[str, Path | bytes]]:
+def folder(tmp_path: Path, size: int = 64 << 20) -> list[tuple[str, Path | bytes]]:
     """Files that are not written within an instant, in a folder with a further one."""
     source = tmp_path / "laptop"
     (source / "deeper").mkdir(parents=True)
