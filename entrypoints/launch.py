@@ -100,10 +100,11 @@ def command(stage: str, ml: Path) -> list[str]:
     config = json.loads((ml / "input/data/config/config.json").read_text("utf-8"))
     hosts, current = resources["hosts"], resources["current_host"]
     processes = config["compute"]["processes_per_instance"]
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", resources.get("network_interface_name", "eth0"))
     first = address(hosts[0])
+    together = processes * (len(hosts) if on_this_machine(first) else 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // together)))
     return [
         sys.executable, *torchrun(first, (config.get("train") or {}).get("engine", "native")),
         f"--nnodes={len(hosts)}", f"--nproc_per_node={processes}", f"--node_rank={hosts.index(current)}",
@@ -116,14 +117,23 @@ def command(stage: str, ml: Path) -> list[str]:
 def torchrun(first: str, engine: str) -> list[str]:
     """torchrun as arguments of Python. Where all hosts are on this machine, no other is to reach their rendezvous, and
     without an accelerator torchrun imports for all ranks."""
-    try:
-        here = socket.gethostbyname(first).startswith("127.")
-    except OSError:
-        here = False
-    if not here:
+    if not on_this_machine(first):
         return ["-m", "torch.distributed.run"]
     forks = engine == "native" and sys.platform == "linux" and not accelerator()
     return [str(HERE / ("forking.py" if forks else "rendezvous.py"))]
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def on_this_machine(first: str) -> bool:
+    """Whether all hosts of the job are on one machine: they share its cores, and no other is to reach them."""
+    try:
+        return socket.gethostbyname(first).startswith("127.")
+    except OSError:
+        return False
 
 
 def accelerator(devices: Path = Path("/dev")) -> bool:

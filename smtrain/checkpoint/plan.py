@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -15,6 +14,7 @@ from typing import Any
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.writing import Job, TensorFile
 from smtrain.errors import CheckpointError
+from smtrain.machine import cores_here
 from smtrain.model.layout import Sharding
 
 MANIFEST = "manifest.json"
@@ -117,7 +117,7 @@ def matches(file: str, patterns: tuple[str, ...]) -> bool:
 
 def on_threads(calls: list[Callable[[], None]]) -> None:
     """All of them, on a few threads; the first error ends the rest."""
-    workers = max(1, min(8, os.cpu_count() or 1, len(calls)))
+    workers = max(1, min(8, cores_here(), len(calls)))
     with ThreadPoolExecutor(workers, thread_name_prefix="convert") as pool:
         futures: list[Future[None]] = [pool.submit(call) for call in calls]
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
 from smtrain.data.tokenizer import TokenizerFacts
 from smtrain.errors import DataError
+from smtrain.machine import cores_here
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class How:
 def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[TextPiece]:
     """Every block's tokens, in the order of the text."""
     waiting: deque[Future[list[TextPiece]]] = deque()
-    ahead = (how.workers or cores()) + 2
+    ahead = (how.workers or cores_here()) + 2
     try:
         for task in tasks(found):
             waiting.append(pool.submit(tokenize, task, how, chosen))
@@ -142,8 +142,3 @@ def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> TextPiece:
     elif how.holdout is not None and how.holdout.fraction is not None:
         sides = how.holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
     return TextPiece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides)
-
-
-def cores() -> int:
-    """The CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,13 +27,14 @@ from smtrain.data.holdout import HoldOut
 from smtrain.data.journal import Journal
 from smtrain.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.data.parts import Parts
-from smtrain.data.pieces import How, TextPiece, cores, pieces, tasks, tokenize
+from smtrain.data.pieces import How, TextPiece, pieces, tasks, tokenize
 from smtrain.data.progress import DataProgress, console
 from smtrain.data.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sources import Format, SourceFile, find_files
 from smtrain.data.tally import TokenTally
 from smtrain.data.tokenizer import tokenizer_facts
 from smtrain.errors import DataError
+from smtrain.machine import cores_here
 
 
 def prepare(
@@ -151,7 +152,7 @@ def assist(
                 "give both the same packages."
             )
 
-    with ThreadPoolExecutor(workers or cores(), thread_name_prefix="tokenize") as pool:
+    with ThreadPoolExecutor(workers or cores_here(), thread_name_prefix="tokenize") as pool:
         work = _work(flat, asked.how, lambda: used[0], pool)
         return help_others(machines, asked.how.digest(asked.files, elsewhere=True), work, flat, encode_by, say)
 
@@ -235,7 +236,7 @@ def _run(
     total = sum(file.bytes for part in files for file in part)
     marker = Marker(tally, total, settings, journal, how.parts, report, say)
     try:
-        with ThreadPoolExecutor(how.workers or cores(), thread_name_prefix="tokenize") as pool:
+        with ThreadPoolExecutor(how.workers or cores_here(), thread_name_prefix="tokenize") as pool:
             if desk is not None and machines is not None:
                 _run_on_machines(
                     files, how, journal, chosen, max_bad, marker, settings, say, desk, machines, tally, pool
@@ -290,4 +291,4 @@ def _work(files: list[SourceFile], how: How, chosen: Callable[[], Encoder], pool
             for block in blocks.cut_file(files[number], how.text_column, how.separator, stretch=stretch)
         )
 
-    return ShareWork(cut, lambda task: pool.submit(tokenize, task, how, chosen()), (how.workers or cores()) + 2)
+    return ShareWork(cut, lambda task: pool.submit(tokenize, task, how, chosen()), (how.workers or cores_here()) + 2)

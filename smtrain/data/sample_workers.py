@@ -19,17 +19,17 @@ from smtrain.data.chat import COLUMNS, Shape
 from smtrain.data.cluster.shares import Share
 from smtrain.data.cluster.working import ShareWork
 from smtrain.data.holdout import HoldOut
-from smtrain.data.pieces import cores
 from smtrain.data.records import record_blocks
 from smtrain.data.samples import Maker, SamplePiece
 from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError
+from smtrain.machine import cores_here
 
 
 @contextmanager
 def share_work(files: list[SourceFile], make: Maker, workers: int | None) -> Iterator[ShareWork]:
     """How shares become samples on this machine, by as many processes as it has cores."""
-    count = workers or cores()
+    count = workers or cores_here()
 
     def cut(share: Share) -> Iterator[Block]:
         return (block for number, s in share.spans for block in record_blocks(files[number], COLUMNS, s))
@@ -62,7 +62,7 @@ def _broken(count: int) -> DataError:
 def sample_pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None) -> Iterator[SamplePiece]:
     """The samples of every block but the first `done`, in the order of the text."""
     found = islice((block for file in files for block in record_blocks(file, COLUMNS)), done, None)
-    count = workers or cores()
+    count = workers or cores_here()
     if count == 1 or sum(file.bytes for file in files) <= BLOCK_BYTES:
         yield from map(make.piece, found)
         return

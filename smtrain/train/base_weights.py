@@ -19,6 +19,7 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.verifying import Watch, deal, host_of
 from smtrain.config import JobConfig
 from smtrain.errors import CheckpointError
+from smtrain.machine import cores_here
 from smtrain.train.engines import Gather
 
 KEPT = "model-checksums"
@@ -38,7 +39,7 @@ class BaseWeights:
             known = _read(self._path)
         self._known: dict[str, int] = gather(known)[0]
         if source is not None and config.checkpoint.verify == "full":
-            threads = max(1, (os.cpu_count() or 1) // len(self._here))
+            threads = max(1, cores_here() // len(self._here))
             self._watch = Watch(threads, _share(config, source, self._here), self._known)
             source.watch(self._watch)
 

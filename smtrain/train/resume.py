@@ -19,6 +19,7 @@ from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Engine
 from smtrain.engine.nxd import whole
 from smtrain.errors import CheckpointError
+from smtrain.machine import cores_here
 from smtrain.model.lora import Lora, another_adapter
 from smtrain.train.engines import EngineRecords, Gather
 from smtrain.train.position import arithmetic
@@ -170,7 +171,7 @@ class Resume:
         hashes = {name: files[name]["sha256"] for name in share if "sha256" in files[name]}
         if rank == 0 and not all("sha256" in about for about in files.values()):
             print(f"checkpoint {saved.name} was written without hashes: only sizes are compared", flush=True)
-        return Verification(saved.path, hashes, max(1, (os.cpu_count() or 1) // len(here)))
+        return Verification(saved.path, hashes, max(1, cores_here() // len(here)))
 
     def _say(self, saved: Saved, verification: Verification | None, loading: float) -> None:
         if verification is None or not verification.bytes:

@@ -125,3 +125,21 @@ def test_training_becomes_torchrun_over_the_hosts_and_other_stages_a_script(
     assert launcher.torchrun("localhost", "native") == started
     assert launcher.torchrun("algo-1", "native") == ["-m", "torch.distributed.run"]
     assert launcher.command("export", tmp_path)[1].endswith("entrypoints/export.py")
+
+
+@pytest.mark.parametrize(("first", "threads"), [("algo-1", "4"), ("localhost", "2")])
+def test_the_cores_of_this_machine_are_shared_by_the_hosts_that_are_on_it(
+    first: str, threads: str, launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "cores", lambda: 8)
+    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "before")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for path, content in {
+        "input/config/resourceconfig.json": {"hosts": [first, "algo-2"], "current_host": "algo-2"},
+        "input/data/config/config.json": {"compute": {"processes_per_instance": 2}},
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(json.dumps(content))
+    launcher.command("train", tmp_path)
+    assert os.environ["OMP_NUM_THREADS"] == threads
