@@ -36,7 +36,10 @@ COMMANDS = {
     "undeploy": ("smtrain.cli.undeploy", "Delete an endpoint and what belongs to it."),
     "convert": ("smtrain.cli.convert", "Convert weights of any kind to NxD shards, a Hugging Face folder or our own."),
     "checkpoint": ("smtrain.cli.checkpoint", "`inspect`, `diff` or `verify` checkpoints of any kind."),
-    "image": ("smtrain.cli.image", "The image of your jobs on this machine: `tiny` makes a small one for the CPU."),
+    "image": (
+        "smtrain.cli.image",
+        "The image of your jobs: `build` one that installs nothing, `verify`, `pull`, or make a `tiny` one.",
+    ),
     "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),
     "evaluate": ("smtrain.cli.evaluate", "Judge a model by lm-evaluation-harness, before and after its training."),
     "data": ("smtrain.cli.data", "`prepare`, `merge`, `split`, `inspect`, `export` or `import` tokens."),

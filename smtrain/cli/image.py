@@ -1,20 +1,157 @@
-"""`smtrain image tiny`: the images of local jobs."""
+"""`smtrain image build | verify | pull | tiny`: the images of jobs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from smtrain.cli import options
 from smtrain.text import say
 
+if TYPE_CHECKING:
+    from smtrain.config import JobConfig, Stage
+    from smtrain.image.look import Contents
+
 app = options.app()
+ForConfig = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--for", metavar="CONFIG", help="The jobs that are to run in it; default: any.", show_default=False),
+]
 
 
 @app.callback()
 def image() -> None:
-    """The image of your jobs on this machine."""
+    """The image of your jobs: built so that they install nothing, verified before it costs, or a tiny one for tests."""
+
+
+@app.command()
+def build(
+    config: options.Config,
+    base: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="IMAGE", help="What to build on; default: the image of the config's jobs.", show_default=False
+        ),
+    ] = None,
+    tag: Annotated[str, typer.Option(metavar="NAME", help="Name of the new image.")] = "smtrain:latest",
+    context: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there.", show_default=False),
+    ] = None,
+    print_: Annotated[bool, typer.Option("--print", help="Only print the Dockerfile and the lock file.")] = False,
+    push: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="URI", help="Then push it there, e.g. to Amazon ECR.", show_default=False),
+    ] = None,
+    set_: options.Set = None,
+) -> None:
+    """Build an image with all that the config's stages import, pinned by hash: its jobs install nothing at start.
+
+    What the base image has is never replaced. Without Docker, --context writes what any builder takes.
+    """
+    from smtrain.errors import LocalError
+    from smtrain.image import build as builder
+    from smtrain.image.verify import verify as look_at
+    from smtrain.local.containers.daemon import connect, present_image
+
+    job = _load(config, set_)
+    if push and (context or print_):
+        raise typer.BadParameter("--push needs the image to be built; leave --print and --context out")
+    base = base or _image_of(job)
+    client = None
+    try:
+        client = connect()
+    except LocalError:
+        if not context and not print_:
+            raise
+    there = present_image(client, base) if client else None
+    if there is None and not context and not print_:
+        raise LocalError(f"image {base} is not on this machine; `smtrain image pull {base}` says how large it is")
+    stages = _stages(job)
+    recipe = builder.recipe(base, stages, *_seen(client, there, job.train.engine))
+    if not recipe.count:
+        say(f"{base} lacks nothing that the stages import, so no image needs to be built on it")
+        return
+    if print_:
+        say(f"{recipe.dockerfile}\n# {builder.LOCK}:\n{recipe.lock}")
+        return
+    if context:
+        if context.exists() and (
+            not context.is_dir() or (any(context.iterdir()) and not (context / builder.LOCK).exists())
+        ):
+            raise LocalError(f"{context} is not empty, and nothing in it is from an earlier build; name another folder")
+        recipe.write(context, say)
+        say(f"wrote {context}: `docker build -t {tag} {context}` makes the image")
+        return
+    built = builder.build(client, recipe, tag, say)
+    report = look_at(client, built, stages, job.train.engine, job.compute.instance_type)
+    say(report)
+    if not report.ok:
+        raise typer.Exit(2)
+    if push:
+        from smtrain.image.registry import ecr_of
+        from smtrain.image.registry import push as send
+
+        send(client, ecr_of(push), built, push, say)
+        say(f"image {push} is there; write `image: {push}` below `compute:`")
+    else:
+        say(f"image {tag} is made: here with --docker --set local.image={tag}; on AWS by compute.image, after --push")
+
+
+@app.command()
+def verify(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="An image on this machine.", show_default=False)],
+    config: ForConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    set_: options.Set = None,
+) -> None:
+    """Look into an image: libraries, imports, tools, user, a stage that fails. Exit status 2 if it is faulty."""
+    from smtrain.config import STAGES
+    from smtrain.errors import LocalError
+    from smtrain.image.verify import verify as look_at
+    from smtrain.local.containers.daemon import connect, local_image
+
+    job = _load(config, set_) if config else None
+    if job is None and set_:
+        raise LocalError("--set changes a config, and none is named; give one with --for")
+    client = connect()
+    report = look_at(
+        client, local_image(client, image), _stages(job) if job else STAGES, job.train.engine if job else "native",
+        job.compute.instance_type if job else None,
+    )  # fmt: skip
+    say(json.dumps(report.to_dict(), indent=2) if as_json else report)
+    if not report.ok:
+        raise typer.Exit(2)
+
+
+@app.command()
+def pull(
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="An image's URI, as `smtrain images` has them.", show_default=False)
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch it without asking.")] = False,
+) -> None:
+    """Fetch an image after saying how large it is. Amazon ECR is reached with your AWS credentials."""
+    from smtrain.image import registry
+    from smtrain.local.containers.daemon import connect, present_image
+
+    client = connect()
+    if present_image(client, image):
+        say(f"image {image} is here already")
+        return
+    ecr = registry.ecr_of(image)
+    size = registry.size_of(ecr, image)
+    told = (
+        f"{size / 1e9:.1f} GB to fetch, some {size * registry.UNPACKED / 1e9:.0f} GB on the disk"
+        if size
+        else "its registry does not say how large it is"
+    )
+    if yes or typer.confirm(f"{image}: {told}. Fetch it?"):
+        registry.pull(client, ecr, image, say)
+        say(f"image {image} is here")
 
 
 @app.command()
@@ -32,8 +169,6 @@ def tiny(
     It borrows this machine's Python, read-only, and so works on this machine alone; without --from it borrows the
     programs in /usr as well, and is made in a second.
     """
-    from pathlib import Path
-
     from smtrain.errors import LocalError
     from smtrain.local.containers.daemon import connect
     from smtrain.local.containers.tiny import make
@@ -42,3 +177,34 @@ def tiny(
         raise LocalError(f"--from {root}: is not a root folder, as it has no folder usr; `debootstrap` makes one")
     make(connect(), name, Path(root) if root else None)
     say(f"image {name} is made; use it with --docker --set local.image={name}")
+
+
+def _load(config: str, set_: list[str] | None) -> JobConfig:
+    from smtrain.planner.resolve import load_config
+
+    return load_config(config, set_=set_ or (), target="aws")
+
+
+def _image_of(job: JobConfig) -> str:
+    from smtrain.aws.target import Target
+    from smtrain.job.request import image_of
+
+    if job.compute.image:
+        return job.compute.image
+    region = job.compute.region or Target("aws").region_name()
+    return image_of(job.model_copy(update={"compute": job.compute.model_copy(update={"region": region})}))
+
+
+def _stages(job: JobConfig) -> list[Stage]:
+    from smtrain.job.stages import stages_of
+
+    return stages_of(job, "aws")
+
+
+def _seen(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:
+    """What is in a base that is here, and its user; nothing of one that is not."""
+    if image is None:
+        return None, ""
+    from smtrain.image.look import look
+
+    return look(client, image, engine), str(image.attrs.get("Config", {}).get("User") or "")

@@ -48,7 +48,10 @@ def runs(client: Any) -> list[Any]:
     return list(client.search_runs([found.experiment_id], order_by=["start_time ASC"]))
 
 
-def test_a_server_has_every_step_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
+def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a store without a server keeps artifacts
     port = free_port()
     (tmp_path / "server").mkdir()
     store = f"sqlite:///{tmp_path}/server/mlflow.db"  # what the server below serves

@@ -99,22 +99,33 @@ def local_image(client: Any, name: str) -> Any:
 
     Raises `LocalError` where it is not here, or cannot run on this processor.
     """
+    image = present_image(client, name)
+    if image is None:
+        raise LocalError(
+            f"image {name} is not on this machine, and a job pulls none, as it may be large: fetch it with "
+            f"`smtrain image pull {name}`, or name another one in local.image (`smtrain image tiny` makes a small one)"
+        )
+    return image
+
+
+def present_image(client: Any, name: str) -> Any:
+    """The image of this name, None where this machine does not have it.
+
+    Raises `LocalError` where it cannot run on this processor.
+    """
     import docker.errors
 
     try:
-        with_tag = client.images.get(name)
+        image = client.images.get(name)
     except docker.errors.ImageNotFound:
-        raise LocalError(
-            f"image {name} is not on this machine, and a job pulls none, as it may be large: fetch it with "
-            f"`docker pull {name}`, or name another one in local.image (`smtrain image tiny` makes a small one)"
-        ) from None
+        return None
     except docker.errors.APIError as error:
         raise LocalError(sentence(error, f"looking for image {name}")) from None
-    asked, here = with_tag.attrs.get("Architecture") or "", client.info().get("Architecture") or platform.machine()
+    asked, here = image.attrs.get("Architecture") or "", client.info().get("Architecture") or platform.machine()
     here = _ARCHITECTURES.get(here, here)
     if asked and asked != here:
         raise LocalError(f"image {name} is for {asked}, and this machine is {here}: pull or build it for linux/{here}")
-    return with_tag
+    return image
 
 
 def borrowed(image: Any, allowed: list[str]) -> list[str]:

@@ -1,0 +1,104 @@
+"""Look into an image: a container of it, without a network, asked what it has (inside.py)."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.errors import LocalError
+from smtrain.job.bundle import bundle_files
+from smtrain.local.containers.daemon import borrowed, plainly
+from smtrain.local.containers.job import LENT
+
+FOLDER = "/smtrain-look"
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a container of an image finds."""
+
+    python: str
+    """Version of `python3`."""
+    machine: str
+    """Architecture, as Linux spells it."""
+    uid: int
+    packages: dict[str, str]
+    """Installed distributions and their versions."""
+    lacking: dict[str, dict[str, list[str]]]
+    """By list (`requirements`, `wheels`) and stage: requirements that the packages do not satisfy."""
+    faults: dict[str, str]
+    """Modules of the stages that cannot be imported, each with its reason."""
+    programs: dict[str, str | None]
+    unwritable: list[str]
+    """Folders that stages write into, and this user may not."""
+
+
+def look(client: Any, image: Any, engine: str = "native") -> Contents:
+    """What a local image has. Raises `LocalError` where no container of it runs, or it has no Python 3.10."""
+    name = image.tags[0] if image.tags else image.short_id
+    status, said, _ = run(client, image, ["python3", f"{FOLDER}/inside.py", engine])
+    line = next((line for line in reversed(said.splitlines()) if line.startswith('{"python"')), None)
+    if line is None:
+        last = (said.strip().splitlines() or [f"exit status {status}"])[-1]
+        raise LocalError(f"image {name} has no python3 that runs the stages, 3.10 or later: {last}")
+    return Contents(**json.loads(line))
+
+
+def run(client: Any, image: Any, command: list[str], read: str | None = None) -> tuple[int, str, str | None]:
+    """Run a command in a container of an image that has the code of a job in `FOLDER`.
+
+    Gives the exit status, what was written, and the text of the file `read`, if it is there afterwards.
+    """
+    import docker.errors
+
+    with _container(client, image, command) as container:
+        container.start()
+        status = int(container.wait(timeout=SECONDS)["StatusCode"])
+        text = None
+        if read:
+            try:
+                packed = b"".join(container.get_archive(read)[0])
+                with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                    member = archive.extractfile(archive.getmembers()[0])
+                    text = member.read().decode(errors="replace") if member else None
+            except docker.errors.NotFound:
+                pass
+        return status, container.logs().decode(errors="replace"), text
+
+
+@contextmanager
+def _container(client: Any, image: Any, command: list[str]) -> Iterator[Any]:
+    volumes = {folder: {"bind": folder, "mode": "ro"} for folder in borrowed(image, LENT)}
+    with plainly("running a container of the image"):
+        container = client.containers.create(
+            image.id, command[1:], entrypoint=command[:1], volumes=volumes, network_mode="none"
+        )
+        try:
+            container.put_archive("/", _packed())
+            yield container
+        finally:
+            container.remove(force=True)
+
+
+def _packed() -> bytes:
+    """The code of a job and inside.py below `FOLDER`, and an empty /opt/ml, as a tar archive."""
+    files = {**bundle_files(), "inside.py": Path(__file__).with_name("inside.py")}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for folder in ("opt/ml", "opt/ml/output"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        for name, path in files.items():
+            content = path.read_bytes()
+            entry = tarfile.TarInfo(f"{FOLDER[1:]}/{name}")
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()

@@ -1,0 +1,104 @@
+"""Images in a registry: how large, pulled and pushed, with a login at Amazon ECR by the caller's own credentials."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+from smtrain.errors import LocalError
+from smtrain.local.containers.daemon import plainly, room, sentence
+from smtrain.text import Say
+
+ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?:[:@](.+))?$")
+UNPACKED = 2.5
+"""Bytes on a disk for one byte of compressed layers, about, of AWS's training images."""
+
+
+def ecr_of(name: str) -> Any:
+    """A client of the registry that an image's name points at; None where it is not Amazon ECR."""
+    found = ECR.match(name)
+    if found is None:
+        return None
+    from smtrain.aws.target import Target
+
+    return Target("aws", region=found[2]).client("ecr")
+
+
+def size_of(ecr: Any, name: str) -> int | None:
+    """Bytes of an image's compressed layers, as its registry has them; None where it does not say.
+
+    Raises `LocalError` where the registry does not have it.
+    """
+    found = ECR.match(name)
+    if found is None or ecr is None:
+        return None
+    account, _, repository, tag = found.groups()
+    by = {"imageDigest": tag} if tag and tag.startswith("sha256:") else {"imageTag": tag or "latest"}
+    told = ecr.batch_get_image(registryId=account, repositoryName=repository, imageIds=[by])
+    if told.get("failures") or not told.get("images"):
+        code = (told.get("failures") or [{}])[0].get("failureCode", "ImageNotFound")
+        raise LocalError(f"{name} is not in its registry ({code}); `smtrain images` lists those of AWS")
+    manifest = json.loads(told["images"][0]["imageManifest"])
+    layers = [layer["size"] for layer in manifest.get("layers", [])]
+    return sum(layers) or None
+
+
+def login(ecr: Any, name: str) -> dict[str, str] | None:
+    """What Docker needs to reach Amazon ECR, for twelve hours; it is given to Docker with the call and kept nowhere."""
+    found = ECR.match(name)
+    if found is None or ecr is None:
+        return None
+    told = ecr.get_authorization_token(registryIds=[found[1]])
+    user, _, password = base64.b64decode(told["authorizationData"][0]["authorizationToken"]).decode().partition(":")
+    return {"username": user, "password": password}
+
+
+def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
+    """Fetch an image. Raises `LocalError`: no room, no rights, not there."""
+    size, free = size_of(ecr, name), room(client)
+    if size and free is not None and size * (1 + UNPACKED) > free:
+        raise LocalError(
+            f"{name} is {size / 1e9:.1f} GB, some {size * UNPACKED / 1e9:.0f} GB unpacked, and Docker's disk has "
+            f"{free / 1e9:.1f} GB free; free some with `docker system prune`"
+        )
+    repository, tag = _split(name)
+    with plainly(f"pulling {name}"):
+        _told(client.api.pull(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
+
+
+def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
+    """Give an image a name and send it to that name's registry. Raises `LocalError`."""
+    repository, tag = _split(name)
+    found = ECR.match(name)
+    if found and ecr is not None:
+        try:
+            ecr.describe_repositories(registryId=found[1], repositoryNames=[found[3]])
+        except ecr.exceptions.RepositoryNotFoundException:
+            raise LocalError(
+                f"there is no repository {found[3]} in {found[1]}, {found[2]}; "
+                f"`aws ecr create-repository --repository-name {found[3]} --region {found[2]}` makes it"
+            ) from None
+    with plainly(f"pushing {name}"):
+        image.tag(repository, tag)
+        _told(client.api.push(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Repository and tag; a digest counts as a tag."""
+    if "@" in name:
+        repository, _, digest = name.partition("@")
+        return repository, digest
+    head, colon, tag = name.rpartition(":")
+    return (head, tag) if colon and "/" not in tag else (name, "latest")
+
+
+def _told(steps: Any, name: str, say: Say) -> None:
+    done = 0
+    for step in steps:
+        if "error" in step:
+            raise LocalError(sentence(RuntimeError(step["error"]), name))
+        if step.get("status") in ("Pull complete", "Pushed", "Layer already exists", "Already exists"):
+            done += 1
+            say(f"  {done} layers")
