@@ -63,7 +63,11 @@ def _imports(contents: Contents) -> Iterator[Finding]:
     for module, reason in contents.faults.items():
         reasons.setdefault(reason, []).append(module)
     for reason, modules in reasons.items():
-        which = modules[0] if len(modules) == 1 else f"{modules[0]} and {len(modules) - 1} more modules"
+        which = (
+            modules[0]
+            if len(modules) == 1
+            else f"{modules[0]} and {len(modules) - 1} more module{'s' * (len(modules) > 2)}"
+        )
         yield Finding("imports", "fault", f"{which} cannot be imported: {reason}")
     if not reasons:
         yield Finding("imports", "ok", "everything that the stages import can be, torchrun included")

@@ -110,7 +110,7 @@ SURFACE = {
         *("--tasks", "--base", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
         *("--out", "--json", "--overwrite", "--target"),
     },
-    "image": {"tiny"},
+    "image": {"build", "verify", "pull", "tiny"},
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--tiny", "--set", "--again", "--overwrite", "--docker"},
     "config": {"schema", "show"},

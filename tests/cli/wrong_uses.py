@@ -20,7 +20,7 @@ SUBCOMMANDS = {
     "config": ("schema", "show"),
     "pool": ("list", "release"),
     "local": ("status", "stop", "clean"),
-    "image": ("tiny",),
+    "image": ("build", "verify", "pull", "tiny"),
 }
 # What a command is called with, and nothing is wrong with.
 TAKES = {
@@ -175,6 +175,8 @@ def of_the_command_line() -> Iterator[Use]:
         ["run", "run.yaml", "--download", "run.yaml"],
         ["check", "run.yaml", "--stage", "nap"], ["check", "run.yaml", "--target", "x"],
         ["list", "--limit", "0"], ["list", "--limit", "x"], ["list", "--target", "x"],
+        ["image", "build", "run.yaml", "--print", "--push", "x"], ["image", "verify", "x", "--set", "train.lr=1"],
+        ["image", "build", "run.yaml", "--context", "run.yaml"], ["image", "pull", "smtrain-no-such-image:1"],
         ["images", "--engine", "cuda"], ["images", "--region", ""], ["images", "--region", "moon"],
         ["logs", "no-such-job", "--grep", "("], ["logs", "no-such-job", "--since", "soon"],
         ["logs", "no-such-job", "--tail", "-1"], ["logs", "no-such-job", "--every", "0x"],

@@ -1,0 +1,74 @@
+"""What is found in an image, and what a faulty one is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from smtrain.config import STAGES
+from smtrain.errors import LocalError
+from smtrain.image import verify
+from smtrain.local.containers.daemon import local_image
+from smtrain.local.containers.tiny import make
+from smtrain.preflight.findings import Finding
+from tests import docker
+
+from .test_build import WHOLE
+
+
+def told(findings: Any) -> list[tuple[str, str]]:
+    return [(finding.level, finding.text) for finding in findings]
+
+
+def test_what_lacks_is_named_once_with_the_stages_it_concerns() -> None:
+    lacking = {
+        "requirements": {stage: ["boto3>=1.41"] if stage in ("fetch", "prepare") else [] for stage in STAGES},
+        "wheels": {stage: ["zlib-ng==1.1.0"] for stage in STAGES},
+    }
+    found = told(verify._libraries(replace(WHOLE, lacking=lacking), STAGES))
+    assert found[0] == ("fault", "it has no boto3>=1.41, which stage fetch, prepare needs")
+    assert found[1][1].startswith("it lacks zlib-ng, which travel with the code")
+    assert ("ok", "Python 3.12.3, torch 2.9.0") in found
+    assert [level for level, _ in told(verify._libraries(replace(WHOLE, lacking=lacking), ["export"]))] == ["ok", "ok"]
+
+
+def test_imports_that_fail_for_one_reason_are_one_finding() -> None:
+    faults = {"smtrain.data.sft": "ImportError: no x", "smtrain.train.loop": "ImportError: no x", "torch": "OSError: y"}
+    assert told(verify._imports(replace(WHOLE, faults=faults))) == [
+        ("fault", "smtrain.data.sft and 1 more module cannot be imported: ImportError: no x"),
+        ("fault", "torch cannot be imported: OSError: y"),
+    ]
+
+
+def test_accelerators_need_their_tools() -> None:
+    levels = [f.level for f in verify._accelerator(WHOLE, "ml.trn1.32xlarge")]
+    assert levels == ["fault", "fault", "warning"]
+    whole = replace(WHOLE, programs=dict.fromkeys(("neuronx-cc", "neuron-ls", "fi_info"), "/usr/bin/it"))
+    assert [f.level for f in verify._accelerator(whole, "ml.trn1.32xlarge")] == ["ok"]
+    assert [f.level for f in verify._accelerator(WHOLE, "ml.p5.48xlarge")] == ["warning"]
+    assert list(verify._accelerator(WHOLE, None)) == list(verify._accelerator(WHOLE, "ml.m5.large")) == []
+
+
+def test_a_user_who_may_not_write_is_a_warning() -> None:
+    [finding] = verify._user(replace(WHOLE, uid=1000, unwritable=["/opt/ml"]))
+    assert finding == Finding(
+        "user", "warning",
+        "its containers run as user 1000, who may not write to /opt/ml; SageMaker's folders belong to root",
+        "end its Dockerfile with USER root",
+    )  # fmt: skip
+
+
+@pytest.mark.docker
+def test_an_image_is_looked_into_and_tried() -> None:
+    client = docker.client()
+    report = verify.verify(client, local_image(client, docker.IMAGE), STAGES, "native", None)
+    assert report.ok, str(report)
+    assert any("says why in /opt/ml/output/failure" in finding.text for finding in report)
+    make(client, "smtrain-tiny:no-python", env={"PATH": "/nowhere"})
+    try:
+        with pytest.raises(LocalError):
+            verify.verify(client, local_image(client, "smtrain-tiny:no-python"), STAGES, "native", None)
+    finally:
+        client.images.remove("smtrain-tiny:no-python", force=True)
