@@ -23,7 +23,7 @@ def told(findings: Any) -> list[tuple[str, str]]:
 
 
 def test_what_lacks_is_named_once_with_the_stages_it_concerns() -> None:
-    lacking = {
+    lacking: dict[str, dict[str, list[str]]] = {
         "requirements": {stage: ["boto3>=1.41"] if stage in ("fetch", "prepare") else [] for stage in STAGES},
         "wheels": {stage: ["zlib-ng==1.1.0"] for stage in STAGES},
     }
