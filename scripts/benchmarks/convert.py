@@ -1,8 +1,8 @@
 """Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, against `cp -r` and against whole-model-in-memory.
 
 A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
-every round: cp -r of the model, our conversion to NxD, our merge of a LoRA adapter into it, cp -r of the shards, ours
-back, and the two conversions written straightforwardly with torch. Each of ours is compared with the cp -r of what it
+every round: cp -r of the model, our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter into it,
+cp -r of the shards, ours back, and the two conversions written straightforwardly with torch. Each of ours is compared with the cp -r of what it
 reads, of the same round and with as much in the page cache, which should have room for three times the model: else the
 disk, and the kernel as it looks for pages to drop, are what is measured.
 Wall times are medians of whole processes, Python's start and our imports (`start_s`) included; memory is the peak
@@ -34,6 +34,8 @@ SHAPES = {
 }
 OURS = "import sys; from smtrain.checkpoint.convert import convert; convert(sys.argv[1], sys.argv[2], {how})"
 TO_NXD = OURS.format(how='to="nxd", tp=8, pp=2, qkv="grouped"')
+TO_TORCH_DIST = OURS.format(how='to="megatron"')
+TO_TORCH = OURS.format(how='to="megatron", form="torch", tp=8, pp=2')
 TO_HF = OURS.format(how='to="hf"')
 MERGED = "import sys; from smtrain.checkpoint.convert import convert; convert(*sys.argv[1::2], {how})".format(
     how='to="hf", merge_adapter=sys.argv[2]'
@@ -90,7 +92,7 @@ save_file(state, dst / "model.safetensors", {"format": "pt"})
 """
 
 
-OVER = {"to_nxd": "cp", "to_hf": "cp_nxd", "merge": "cp"}
+OVER = {"to_nxd": "cp", "to_hf": "cp_nxd", "merge": "cp", "to_torch_dist": "cp", "to_torch": "cp"}
 """What each of ours is compared with."""
 
 
@@ -118,6 +120,8 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     cases = [
         ("cp", ["cp", "-r", str(model)], folder / "cp"),
         ("to_nxd", [sys.executable, "-c", TO_NXD, str(model)], folder / "nxd"),
+        ("to_torch_dist", [sys.executable, "-c", TO_TORCH_DIST, str(model)], folder / "torch_dist"),
+        ("to_torch", [sys.executable, "-c", TO_TORCH, str(model)], folder / "torch"),
         ("merge", [sys.executable, "-c", MERGED, str(model), str(folder / "adapter")], folder / "merged"),
         ("memory_to_nxd", [sys.executable, "-c", IN_MEMORY_TO_NXD, str(model)], folder / "memory_nxd"),
         ("cp_nxd", ["cp", "-r", str(folder / "nxd")], folder / "cp"),
@@ -147,6 +151,7 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     if memory:
         result["over_memory"] = round(max(seconds[n] / seconds[f"memory_{n}"] for n in ("to_nxd", "to_hf")), 3)
     result |= {"peak_mib": peak(runs, "to_nxd", "to_hf"), "merge_peak_mib": peak(runs, "merge")}
+    result["megatron_peak_mib"] = peak(runs, "to_torch_dist", "to_torch")
     if memory:
         held = [run.peak_mib for name in ("to_nxd", "to_hf") for run in runs[f"memory_{name}"]]
         result["memory_peak_mib"] = round(max(held))

@@ -15,6 +15,7 @@ from smtrain.checkpoint.megatron_writer import MegatronCut, write_megatron
 from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_writer import write_native
+from smtrain.checkpoint.nnm import NNMSource
 from smtrain.checkpoint.nnm_names import Release
 from smtrain.checkpoint.nnm_writer import write_nnm
 from smtrain.checkpoint.nxd_names import Qkv
@@ -22,6 +23,7 @@ from smtrain.checkpoint.nxd_writer import write_nxd
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.peft import write_peft
 from smtrain.checkpoint.places import is_uri, place
+from smtrain.checkpoint.reordered import Reordered
 from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.staging import refuse_overlap
 from smtrain.checkpoint.torch_dist_writer import write_torch_dist
@@ -76,6 +78,8 @@ def convert(
     dtype: str | None = None,
     max_shard_size: int = 5_000_000_000,
     config: Path | str | None = None,
+    masters: bool = False,
+    reordered_qkv: bool = False,
     merge_adapter: Path | str | None = None,
     overwrite: bool = False,
 ) -> Changed | None:
@@ -112,6 +116,10 @@ def convert(
         max_shard_size: Bytes of a file of a Hugging Face target.
         config: The folder of the config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's
             and Megatron's own saves. For `peft`, the folder whose tokenizer goes along.
+        masters: Take the fp32 master weights that neuronx-nemo-megatron's ZeRO-1 kept in the optimizer's files, in
+            place of the bf16 weights beside them.
+        reordered_qkv: The source is a GPT-NeoX that convert_HF_to_nemo_neox.py of neuronx-nemo-megatron has made, whose
+            attention rows are in a wrong order; they are read in the right one.
         merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one) to add to the
             source's weights on the way, with constant memory.
         overwrite: Replace other files of the target.
@@ -174,8 +182,15 @@ def convert(
         write_peft(adapter, target, None if config is None else str(config), config, overwrite)
         return None
     told = None if config is None else read_beside(config)
-    weights = open_weights(source, told, kv_order)
+    weights = open_weights(source, told, kv_order, masters)
+    if masters and not isinstance(weights, NNMSource):
+        raise CheckpointError(
+            f"{source} is no checkpoint of neuronx-nemo-megatron, whose master weights alone are read; leave out "
+            "--masters (masters=True)."
+        )
     state = StateReader.present(weights) if to == "native" else None
+    if reordered_qkv:
+        weights, state = Reordered(weights), None
     merged = None
     if merge_adapter is not None:
         weights = merged = Merged(weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config)))

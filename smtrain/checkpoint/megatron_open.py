@@ -13,7 +13,9 @@ from smtrain.checkpoint.torch_dist import TorchDistSource, backend
 from smtrain.errors import CheckpointError
 
 
-def open_megatron(where: Place, config: dict[str, Any] | None) -> MegatronSource | TorchDistSource | NNMSource | None:
+def open_megatron(
+    where: Place, config: dict[str, Any] | None, masters: bool = False
+) -> MegatronSource | TorchDistSource | NNMSource | None:
     """The newest iteration of a folder, or the one that it is itself, or neuronx-nemo-megatron's; None without any.
 
     config.json is taken from `config`, the folder, or the one that it is in. Raises CheckpointError where there is
@@ -22,7 +24,8 @@ def open_megatron(where: Place, config: dict[str, Any] | None) -> MegatronSource
     folder = "" if rank_files(where.files()) or backend(where) else iteration(where)
     if folder is None:
         named = nnm_names.rank_files(where.files())
-        return NNMSource(where, config if config is not None else _config(where, where)) if named else None
+        told = config if named and config is not None else _config(where, where) if named else {}
+        return NNMSource(where, told, masters) if named else None
     at = where.below(folder) if folder else where
     ranks, found = rank_files(at.files()), backend(at)
     if not ranks and found is None:

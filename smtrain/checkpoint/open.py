@@ -20,14 +20,16 @@ from smtrain.errors import CheckpointError
 from smtrain.model.layout import KvOrder
 
 
-def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled") -> WeightSource:
+def open_weights(
+    path: Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled", masters: bool = False
+) -> WeightSource:
     """A Hugging Face folder, NxD shards (or a folder of whole tags), a run's checkpoints (the newest whole one), or
     Megatron's.
 
     Of a run the newest line counts: `smtrain.contract.lineage`.
     `path` is a folder or an s3:// URI. `config` is for NxD's and Megatron's own saves, which have no config.json, and
-    `kv_order` says for which chip NxD's were laid out. Raises CheckpointError that says what was found where it is none
-    of them.
+    `kv_order` says for which chip NxD's were laid out. With `masters` neuronx-nemo-megatron's fp32 master weights are
+    read. Raises CheckpointError that says what was found where it is none of them.
     """
     if not is_uri(path):
         if not Path(path).exists():
@@ -51,7 +53,7 @@ def open_weights(path: Path | str, config: dict[str, Any] | None = None, kv_orde
     if tag := _newest_tag(where):
         beside = read_config(where) if config is None and "config.json" in where.files() else config
         return NxDSource(where.below(tag), beside, kv_order)
-    if found := open_megatron(where, config):
+    if found := open_megatron(where, config, masters):
         return found
     if "adapter_config.json" in where.files():
         raise CheckpointError(

@@ -83,6 +83,13 @@ def convert(
     release: Annotated[str, typer.Option(help="nemo-megatron: the release to write for, 2.15 or 2.21.")] = "2.21",
     xser: Annotated[bool, typer.Option("--xser", help="The same as --format xser.")] = False,
     config: Annotated[Optional[str], typer.Option(help="Folder with config.json, if the source has none.")] = None,  # noqa: UP045
+    masters: Annotated[
+        bool, typer.Option("--masters", help="nemo-megatron: read the fp32 master weights of the optimizer's files.")
+    ] = False,
+    reordered_qkv: Annotated[
+        bool,
+        typer.Option("--reordered-qkv", help="The source was made by convert_HF_to_nemo_neox.py: undo its row order."),
+    ] = False,
     merge_adapter: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="LoRA adapter to add to the weights: peft's folder, or a run's checkpoints."),
@@ -116,6 +123,8 @@ def convert(
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
         config=config,
+        masters=masters,
+        reordered_qkv=reordered_qkv,
         merge_adapter=merge_adapter,
         overwrite=overwrite,
     )

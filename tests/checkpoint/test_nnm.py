@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.open import open_weights
@@ -125,3 +127,99 @@ def test_what_is_not_whole_is_named(tmp_path: Path, change: str) -> None:
     words = {"rank": "lacks the file of tp rank 0", "tensors": "tensor_3.pt is missing", "state": "no state_dict"}
     with pytest.raises(CheckpointError, match=words[change]):
         open_weights(tmp_path / "nnm")
+
+
+def zero1(folder: Path, weights: dict[str, torch.Tensor], dp: int, keep: bool = True) -> None:
+    """Put fp32 masters beside every rank's file, as ZeRO-1 saves them, and a buffer among the weights."""
+    for file in sorted(folder.rglob("*.ckpt")):
+        content = torch.load(file, weights_only=True)
+        state = content["state_dict"]
+        masters = [weights[f"{file.parent.name} {name}"].clone() for name in state]
+        named = {"model.counter": torch.zeros(3), **state, "untrained_buffer_names": ["model.counter"]}
+        torch.save({**content, "state_dict": named if keep else {"model.counter": torch.zeros(3)}}, file)
+        for rank in range(dp):
+            at = file.parent / f"optim/dp_rank_{rank:03d}" / file.name.replace(".ckpt", "-optimizer_states.ckpt")
+            at.parent.mkdir(parents=True)
+            cut = {}
+            for number, whole in enumerate(masters):
+                padding = torch.zeros(-whole.shape[0] % dp, *whole.shape[1:])
+                cut[number] = torch.cat([whole, padding]).chunk(dp)[rank].clone()
+            info = {number: whole.shape for number, whole in enumerate(masters)}
+            torch.save(
+                [{"state": {}, "base_state": {}, "shape_info": info, "param_groups": [],
+                  "untrained_buffers": {"model.counter": torch.zeros(3)}, "sharded_master_weights": cut}], at,
+            )  # fmt: skip
+
+
+def with_masters(root: Path, config: dict[str, Any], dp: int, **how: Any) -> Path:
+    """A bf16 checkpoint of two ranks by two stages, with the weights that it was rounded from."""
+    fp32 = hf_folder(root / "fp32", config)
+    convert(fp32, root / "wide", to="nemo-megatron", tp=2, pp=2, **how)
+    convert(fp32, root / "nnm", to="nemo-megatron", tp=2, pp=2, dtype="bf16", **how)
+    (root / "nnm/manifest.json").unlink()
+    wide = {f"{p.parent.name} {k}": v for p in (root / "wide").rglob("*.ckpt") for k, v in load(p).items()}
+    zero1(root / "nnm", wide, dp)
+    return root / "nnm"
+
+
+@pytest.mark.parametrize("dp", [1, 3, 4])
+@pytest.mark.parametrize(("config", "release"), [(FOUR, "2.15"), (TIED, "2.21"), (GPT2, "2.21")])
+def test_master_weights_are_taken_when_asked(tmp_path: Path, config: dict[str, Any], release: Any, dp: int) -> None:
+    folder = with_masters(tmp_path, config, dp, release=release)
+    rounded = {name: tensor.bfloat16() for name, tensor in random_weights(config).items()}
+    assert same(weights_of(open_weights(folder)), rounded)
+    convert(folder, tmp_path / "hf", to="hf", masters=True)
+    assert same(weights_of(open_weights(tmp_path / "hf")), random_weights(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("no folder", "has no llmv2_converted_checkpoint--step=0-optimizer_states.ckpt in optim/dp_rank_000"),
+        ("a rank", "in optim/dp_rank_001"),
+        ("none kept", "has no sharded_master_weights"),
+        ("one less", "has no master weight"),
+        ("a shape", "do not make up"),
+        ("not asked of this", "is no checkpoint of neuronx-nemo-megatron"),
+    ],
+)
+def test_master_weights_that_are_not_whole_are_named(tmp_path: Path, change: str, words: str) -> None:
+    folder = with_masters(tmp_path, FOUR, 2)
+    optim = folder / "tp_rank_01_pp_rank_001/optim"
+    last = next((optim / "dp_rank_001").iterdir())
+    (state,) = torch.load(last, weights_only=True)
+    if change == "no folder":
+        shutil.rmtree(optim)
+    elif change == "a rank":
+        shutil.move(optim / "dp_rank_001", optim / "dp_rank_002")
+    elif change == "none kept":
+        torch.save([{"state": {}}], last)
+    elif change == "not asked of this":
+        folder = tmp_path / "fp32"
+    else:
+        held = state["sharded_master_weights"]
+        held.update({3: torch.zeros(1, 1)} if change == "a shape" else {})
+        if change == "one less":
+            held.pop(max(held))
+        torch.save([state], last)
+    with pytest.raises(CheckpointError, match=words):
+        convert(folder, tmp_path / "hf", to="hf", masters=True)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_rows_that_a_converter_has_reordered_are_put_back_when_asked(tmp_path: Path) -> None:
+    config = {**NEOX, "num_hidden_layers": 2}
+    right = random_weights(config)
+    wrong = {
+        name: tensor.view(3, 4, 4, -1).transpose(0, 1).reshape(tensor.shape) if "query_key_value" in name else tensor
+        for name, tensor in right.items()
+    }
+    source = hf_folder(tmp_path / "wrong", config)
+    save_file({name: tensor.contiguous() for name, tensor in wrong.items()}, source / "model.safetensors")
+    convert(source, tmp_path / "nnm", to="nemo-megatron", tp=2, pp=2)
+    assert same(weights_of(open_weights(tmp_path / "nnm")), wrong)
+    for to, tp in (("hf", 1), ("nxd", 4)):
+        convert(tmp_path / "nnm", tmp_path / to, to=to, tp=tp, reordered_qkv=True)  # type: ignore[arg-type]
+        assert same(weights_of(open_weights(tmp_path / to)), right)
+    with pytest.raises(CheckpointError, match="is a llama model, and convert_HF_to_nemo_neox"):
+        convert(hf_folder(tmp_path / "llama", FOUR), tmp_path / "no", to="nxd", reordered_qkv=True)

@@ -102,7 +102,7 @@ SURFACE = {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),
         *("--spec", "--vpp", "--first-stage-layers", "--last-stage-layers", "--layers-per-stage"),
         *("--make-vocab-size-divisible-by", "--release", "--xser"),
-        *("--dtype", "--max-shard-size", "--config", "--merge-adapter", "--overwrite"),
+        *("--dtype", "--max-shard-size", "--config", "--masters", "--reordered-qkv", "--merge-adapter", "--overwrite"),
     },
     "checkpoint": {"inspect", "diff", "verify"},
     "data": {"prepare", "merge", "split", "inspect", "report", "export", "import"},
