@@ -1,10 +1,10 @@
 """Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, against `cp -r` and against whole-model-in-memory.
 
 A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
-every round: cp -r of the model, our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter into it,
-cp -r of the shards, ours back, and the two conversions written straightforwardly with torch. Each of ours is compared with the cp -r of what it
-reads, of the same round and with as much in the page cache, which should have room for three times the model: else the
-disk, and the kernel as it looks for pages to drop, are what is measured.
+every round: cp -r of the model, our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter into
+it, cp -r of the shards, ours back, and the two conversions written straightforwardly with torch. Each of ours is
+compared with the cp -r of what it reads, of the same round and with as much in the page cache, which should have room
+for three times the model: else the disk, and the kernel as it looks for pages to drop, are what is measured.
 Wall times are medians of whole processes, Python's start and our imports (`start_s`) included; memory is the peak
 RssAnon of the converting process (pages of files do not count). Our conversions read each byte of the source once, and
 check its crc32 on the way. Dirty pages are flushed before every measurement, so that no run pays for those of another.
