@@ -94,6 +94,7 @@ def spell(error: Exception) -> str | None:
     """One sentence for what AWS or the way to it refuses; None for anything else."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
     from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.parsers import ResponseParserError
 
     if isinstance(error, NoCredentialsError):
         return "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
@@ -106,6 +107,8 @@ def spell(error: Exception) -> str | None:
         return f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}"
     if isinstance(error, HTTPClientError | NoConnection):
         return f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
+    if isinstance(error, ResponseParserError):
+        return "what answered is not AWS, but a page; check the proxy, and AWS_ENDPOINT_URL if it is set"
     return f"AWS could not be asked: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
 
 

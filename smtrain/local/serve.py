@@ -93,12 +93,19 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     from smtrain.local import api, logs_api, quotas, room, schedules, store
     from smtrain.local.control import Control
     from smtrain.local.executor import Executor
+    from smtrain.local.refusals import not_implemented
     from smtrain.testing.faults import Faults
 
     before = _previous(state)
     access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
     secret_key = before.get("secret_key") or secrets.token_hex(20)
-    faults = Faults(DomainDispatcherApplication(create_backend_app))
+
+    def backend(service: Any) -> Any:
+        made = create_backend_app(service)
+        made.register_error_handler(NotImplementedError, lambda error: not_implemented(service, error))
+        return made
+
+    faults = Faults(DomainDispatcherApplication(backend))
     control = Control(faults)
     gate = Gate(control, access_key, secret_key)
     server = _bind(gate, port, before.get("url", ""))

@@ -89,6 +89,7 @@ class Context:
     def ask(self, service: str, operation: str, *, absent: Sequence[str] = (), **arguments: Any) -> dict[str, Any]:
         """One read. Raises `Absent` for the error codes given, `Unread` where it is not allowed or not answered."""
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         client = self.client(service)
         if self._unreached and (service in self._unreached or not self.answered):
@@ -104,7 +105,7 @@ class Context:
             if code in DENIED:
                 raise Unread(f"you may not {action}") from None
             raise Unread(f"{action} was answered with {code}") from None
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             raise self.unreached(service, error) from None
         self.answered = True
         return told
