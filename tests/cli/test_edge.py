@@ -39,6 +39,7 @@ def test_a_full_disk_below_the_output_is_said(command: list[str]) -> None:
     ("error", "said"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "/x/y: no space left on device; free space there"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no space left on device; free space where SMTRAIN_HOME ("),
         (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: read-only file system; choose a folder"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "/x"), "/x: is a directory; name another"),
         (ModuleNotFoundError("no", name="moto.server"), "the package moto, which is not installed; run `pip install "),
