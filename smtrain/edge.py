@@ -43,8 +43,8 @@ def sentence(error: Exception) -> str | None:
         where = f"{error.filename}: " if error.filename is not None else ""
         remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")
         if not where and error.errno in (errno.ENOSPC, errno.EDQUOT):  # a write does not say where
-            kept, used = os.environ.get("SMTRAIN_HOME") or "~/.smtrain", os.environ.get("TMPDIR") or "/tmp"
-            remedy = f"free space where SMTRAIN_HOME ({kept}), TMPDIR ({used}) and the output lie"
+            kept = os.environ.get("SMTRAIN_HOME") or "~/.smtrain"
+            remedy = f"free space where SMTRAIN_HOME ({kept}), TMPDIR and the output lie"
         return f"{where}{error.strerror[0].lower()}{error.strerror[1:]}; {remedy}"
     return _of_aws(error) or disk_sentence(error)
 
