@@ -97,14 +97,14 @@ def test_the_traced_run_of_stage_compile_is_the_training_entry_on_one_host(
 def test_an_adapter_goes_on_under_the_other_engine_and_is_exported(
     local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    adapter = {"rank": 4, "targets": ["q_proj", "down_proj"]}
-    known = smtrain.run(config(trained_inputs, "alone", engine="native", steps=6, adapter=adapter), say=_silent).loss
-    smtrain.run(config(trained_inputs, "adapted", adapter=adapter), say=_silent)
-    again = smtrain.run(config(trained_inputs, "adapted", engine="native", steps=6, adapter=adapter), say=_silent)
+    asked: dict[str, Any] = {"adapter": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "schedule": "constant"}
+    known = smtrain.run(config(trained_inputs, "alone", engine="native", steps=6, **asked), say=_silent).loss
+    smtrain.run(config(trained_inputs, "adapted", **asked), say=_silent)
+    again = smtrain.run(config(trained_inputs, "adapted", engine="native", steps=6, **asked), say=_silent)
     assert goes_on(again, "step_00000004")
     assert len(again.loss) == 6
     assert all(abs(loss - expected) < 1e-5 for loss, expected in zip(again.loss, known, strict=True))
-    back = smtrain.run(config(trained_inputs, "adapted", steps=8, adapter=adapter), say=_silent)
+    back = smtrain.run(config(trained_inputs, "adapted", steps=8, **asked), say=_silent)
     assert goes_on(back, "step_00000006")
     folder = back.download(tmp_path / "adapter")
     told = json.loads((folder / "adapter_config.json").read_text())
