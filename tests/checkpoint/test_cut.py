@@ -12,7 +12,7 @@ from smtrain.checkpoint.manifest import Manifest, write_manifest
 from smtrain.checkpoint.native import NativeSource, StateReader, model_file, optimizer_file, read_by, write_safetensors
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
-from smtrain.model.layout import Layout
+from smtrain.model.layout import Layout, Shard
 from smtrain.model.lora import AdapterShape, Lora, described, linears
 
 CONFIG = {
@@ -21,6 +21,14 @@ CONFIG = {
 }  # fmt: skip
 SHAPE = ModelShape.from_config(CONFIG)
 LORA = Lora(2, 4.0, targets=linears(SHAPE))
+
+
+def part_of(factor: torch.Tensor, shard: Shard) -> torch.Tensor:
+    """What a rank holds of a factor."""
+    dim = shard.dim
+    if dim is None:
+        return factor
+    return torch.cat([factor.narrow(dim, start, stop - start) for start, stop in shard.ranges], dim).contiguous()
 
 
 def written(folder: Path, layout: Layout) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -37,9 +45,7 @@ def written(folder: Path, layout: Layout) -> tuple[Path, dict[str, torch.Tensor]
         for tp in range(layout.tp):
             parts = {}
             for name, _, _ in table.entries:
-                shard = layout.shard(name, tp)
-                ranges = [whole[name].narrow(shard.dim, a, b - a) for a, b in shard.ranges] if shard.ranges else []
-                parts[name] = torch.cat(ranges, shard.dim).contiguous() if shard.dim is not None else whole[name]
+                parts[name] = part_of(whole[name], layout.shard(name, tp))
             flat = torch.cat([parts[name].reshape(-1) for name, _, _ in table.entries])
             moments = {"exp_avg": flat + 100, "exp_avg_sq": flat + 200}
             for file, tensors in ((model_file(tp, stage), parts), (optimizer_file(0, tp, stage), moments)):
@@ -59,10 +65,7 @@ def test_trn1s_order_of_repeated_heads_and_uneven_stages_are_read_whole_and_cut_
     other = Layout(AdapterShape.of(SHAPE, LORA), 2)
     for name, factor in whole.items():
         assert torch.equal(source.read(name), factor)
-        shard = other.shard(name, 1)
-        part = factor if shard.dim is None else torch.cat(
-            [factor.narrow(shard.dim, a, b - a) for a, b in shard.ranges], shard.dim
-        )  # fmt: skip
+        part = part_of(factor, other.shard(name, 1))
         for kind, more in (("master", 0), ("exp_avg", 100), ("exp_avg_sq", 200)):
             assert torch.equal(reader.read(kind, name, other, 1), part + more)  # type: ignore[arg-type]
     mine = read_by(reader.manifest, (4, 2, 1), 0)
