@@ -48,21 +48,33 @@ def test_what_goes_along_from_a_folder_of_weights(name: str, goes: bool) -> None
     assert is_weights_file(name) == goes
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples/migrate-from-neuronx-nemo-megatron.yaml"
+MEGATRON: dict[str, Any] = {"name": "from-megatron", "compute": {"processes_per_instance": 1}}
+
+
 @pytest.mark.slow
-def test_a_run_starts_from_it(trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["megatron", "nemo-megatron"])
+def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
+    """From one iteration of a run of Megatron's; and the example of neuronx-nemo-megatron, on this machine."""
     model, run = tmp_path / "model", tmp_path / "run"
-    smtrain.convert(trained_inputs["model"], run, to="megatron")
-    model.mkdir()  # without weights: they are named apart, as one iteration of a run of Megatron's
+    smtrain.convert(trained_inputs["model"], run, to=kind, tp=1 if kind == "megatron" else 2)
+    (run / "manifest.json").unlink()  # as theirs have none
+    model.mkdir()  # without weights: they are named apart
     for file in (*trained_inputs["model"].glob("*token*.json"), trained_inputs["model"] / "config.json"):
         shutil.copy(file, model)
-    raw: dict[str, Any] = {
-        "name": "from-megatron",
-        "model": {"path": model, "weights": run / "iter_0000001"},
+    small: dict[str, Any] = {
+        "model": {"path": model, "weights": run / "iter_0000001" if kind == "megatron" else run},
         "data": {"path": trained_inputs["text"]},
         "train": {"seq_len": 32, "steps": 1, "global_batch_size": 2, "precision": "fp32", "lr": 1e-9},
-        "compute": {"processes_per_instance": 1},
     }
-    folder = smtrain.run(raw, say=lambda _: None).download(tmp_path / "exported")
+    if kind == "megatron":
+        config = smtrain.load_config(MEGATRON, **small)
+    else:
+        small["train"] |= {"engine": "native", "min_lr": 0, "warmup_steps": 0, "save_interval": 1}
+        small["parallel"] = {"tp": 2, "activation_checkpointing": "none"}
+        here = {"instance_type": "ml.m5.xlarge", "instance_count": 1, "processes_per_instance": 2, "role": None}
+        config = smtrain.load_config(EXAMPLE, **small, target="local", compute={**here, "region": None})
+    folder = smtrain.run(config, say=lambda _: None).download(tmp_path / "exported")
     began = load_file(trained_inputs["model"] / "model.safetensors")
     for name, tensor in load_file(folder / "model.safetensors").items():
         assert (tensor - began[name]).abs().max() < 1e-6, name
