@@ -33,7 +33,7 @@ class Ranks(Protocol):
     def agree(self, fault: str | None, what: str) -> None: ...
 
 
-class Contents(Protocol):
+class SavedContents(Protocol):
     """What one rank has to save. Every method is collective."""
 
     def finite(self) -> bool:
@@ -75,7 +75,7 @@ class _Writing(threading.Thread):
 class Saver:
     """The saves of one engine, one at a time; `allowed` is what `Engine.allowed` is."""
 
-    def __init__(self, ranks: Ranks, contents: Contents, allowed: Callable[[], None]) -> None:
+    def __init__(self, ranks: Ranks, contents: SavedContents, allowed: Callable[[], None]) -> None:
         self._ranks, self._contents, self._allowed = ranks, contents, allowed
         self._begun: tuple[_Writing, Path, Manifest] | None = None
 
