@@ -11,6 +11,9 @@ from smtrain.train.entry import main
 
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.checkpoint.export import export
+    from smtrain.checkpoint.megatron_writer import MegatronCut
+    from smtrain.checkpoint.open import open_weights
+    from smtrain.checkpoint.torch_dist_writer import write_torch_dist
 
     changed = export(
         container.channel("checkpoint"), container.channel("model"), container.model_dir, merge=config.export.merge,
@@ -20,6 +23,8 @@ def stage(config: JobConfig, container: Container) -> None:
     )  # fmt: skip
     if changed:
         print(f"merged the adapter: {changed.tensors} tensors changed, by {changed.largest:.3g} at most", flush=True)
+    if config.export.megatron:
+        write_torch_dist(open_weights(container.model_dir), container.model_dir / "megatron", MegatronCut())
     files = sorted(path.name for path in container.model_dir.iterdir())
     print(f"exported {', '.join(files)}", flush=True)
 

@@ -282,11 +282,12 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     tp, pp = config.parallel.tp, config.parallel.pp
     keys = {"model.path", "parallel.tp", "parallel.pp"}
     try:
-        shape = normalise(described).shape
+        model = normalise(described)
     except SmtrainError as error:
         yield {"model.path"}, f"model.path: {error}"
         return
-    yield from shape_and_run(config, shape, positions_named(described))
+    shape = model.shape
+    yield from shape_and_run(config, model, positions_named(described))
     if config.train.adapter and (targets := config.train.adapter.targets):
         from smtrain.errors import ConfigError
         from smtrain.model.lora import targets_of

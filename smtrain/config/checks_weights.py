@@ -8,12 +8,17 @@ from pathlib import Path
 from smtrain.config.checks_data import Fault
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
-from smtrain.model.families import ModelShape
+from smtrain.model.hf_config import HFConfig
 
 
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
     """What cannot be with `model.weights`."""
     named = config.model.weights
+    if config.export.megatron and config.train.adapter and not config.export.merge:
+        yield (
+            {"export.megatron", "train.adapter", "export.merge"},
+            "export.megatron: Megatron has no form for an adapter alone; set export.merge: true",
+        )
     if named is None:
         return
     if "://" in named:
@@ -40,8 +45,15 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
         )
 
 
-def shape_and_run(config: JobConfig, shape: ModelShape, positions: int | None) -> Iterator[Fault]:
-    """Sequences longer than the model's `positions`, and an engine that does not train the family."""
+def shape_and_run(config: JobConfig, model: HFConfig, positions: int | None) -> Iterator[Fault]:
+    """Sequences longer than the model's `positions`, an engine that does not train the family, a form it has not."""
+    shape = model.shape
+    if config.export.megatron and model.parallel_residual:
+        yield (
+            {"export.megatron", "model.path"},
+            "export.megatron: Megatron-core has no parallel residual, which config.json asks for "
+            "(use_parallel_residual); leave it out",
+        )
     longest, length = shape.positions or positions, config.train.seq_len
     if longest is not None and longest < length:
         more = (

@@ -245,6 +245,8 @@ class Export(Section):
     """Which checkpoint: the newest, or that with the lowest validation loss, which train.validation.keep_best keeps."""
     merge: bool = False
     """With train.adapter: write the model with the adapter merged into its weights, instead of the adapter alone."""
+    megatron: bool = False
+    """Also write the model as Megatron-core's `torch_dist`, in the folder `megatron` beside the Hugging Face files."""
 
 
 class Generate(Section):
@@ -425,6 +427,7 @@ class JobConfig(Section):
             del kept["train"]["adapter"]
         if stage in ("export", "generate"):  # defaults take no part in the identity of jobs made before the keys
             given = {"merge": self.export.merge and bool(self.train.adapter), "checkpoint": self.export.checkpoint}
+            given["megatron"] = self.export.megatron
             written = {key: value for key, value in given.items() if value not in (False, "newest")}
             kept |= {"export": written} if written else {}
         if stage in ("compile", "train"):

@@ -100,6 +100,10 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
             {"model": {"weights": "s3://abc/y"}, "evaluate": {"tasks": ["mmlu"]}},
             "model.weights: the base model is evaluated from a Hugging Face folder",
         ),
+        (
+            {"export": {"megatron": True}, "train": {"adapter": {"rank": 4}}},
+            "export.megatron: Megatron has no form for",
+        ),
         ({"model": {"path": "http://x/y"}}, "model.path: http://x/y is neither a folder, s3://, hf:// nor demo://"),
     ],
 )

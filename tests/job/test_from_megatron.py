@@ -10,7 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 import smtrain
+from smtrain.checkpoint.open import open_weights
 from smtrain.job.model_files import is_model_file, is_weights_file
+from tests.checkpoint.folders import same, weights_of
 
 
 @pytest.mark.parametrize(
@@ -68,13 +70,16 @@ def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_
         "train": {"seq_len": 32, "steps": 1, "global_batch_size": 2, "precision": "fp32", "lr": 1e-9},
     }
     if kind == "megatron":
-        config = smtrain.load_config(MEGATRON, **small)
+        config = smtrain.load_config(MEGATRON, **small, export={"megatron": True})
     else:
         small["train"] |= {"engine": "native", "min_lr": 0, "warmup_steps": 0, "save_interval": 1}
         small["parallel"] = {"tp": 2, "activation_checkpointing": "none"}
         here = {"instance_type": "ml.m5.xlarge", "instance_count": 1, "processes_per_instance": 2, "role": None}
         config = smtrain.load_config(EXAMPLE, **small, target="local", compute={**here, "region": None})
     folder = smtrain.run(config, say=lambda _: None).download(tmp_path / "exported")
+    if kind == "megatron":
+        trained = open_weights(folder)
+        assert same(weights_of(open_weights(folder / "megatron")), weights_of(trained))
     began = load_file(trained_inputs["model"] / "model.safetensors")
     for name, tensor in load_file(folder / "model.safetensors").items():
         assert (tensor - began[name]).abs().max() < 1e-6, name
