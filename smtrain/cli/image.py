@@ -76,7 +76,7 @@ def build(
         say(f"{base} lacks nothing that the stages import, so no image needs to be built on it")
         return
     if print_:
-        say(f"{recipe.dockerfile}\n# {builder.LOCK}:\n{recipe.lock}")
+        say(f"{recipe.dockerfile}\n# {builder.LOCK}:\n{recipe.lock}", whole=True)
         return
     if context:
         if context.exists() and (
@@ -122,7 +122,7 @@ def verify(
         client, local_image(client, image), _stages(job) if job else STAGES, job.train.engine if job else "native",
         job.compute.instance_type if job else None,
     )  # fmt: skip
-    say(json.dumps(report.to_dict(), indent=2) if as_json else report)
+    say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:
         raise typer.Exit(2)
 

@@ -12,7 +12,7 @@ from typing import Any
 from botocore.config import Config
 
 from smtrain.aws.local_plane import ACCOUNT, REGION, Endpoint, state_folder
-from smtrain.local import pools, processes, room
+from smtrain.local import pools, ports, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
 from smtrain.local.containers import settings
@@ -42,7 +42,7 @@ class Executor:
         self.capacity, self.quotas = Capacity(), Quotas()
         self.hosts = settings.load(self.state)
         self._runs: dict[str, Any] = {}
-        self._ports: set[int] = set()
+        self._ports: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
 
     def fault_of(self, error: Exception, what: str = "") -> str:
@@ -153,18 +153,15 @@ class Executor:
             job.record()
 
     def take_port(self) -> int:
-        """A free port that no running job has been given."""
-        with self._lock:
-            while True:
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", 0))
-                    port = int(probe.getsockname()[1])
-                if port not in self._ports:
-                    self._ports.add(port)
-                    return port
+        """A port of this machine for the rendezvous of a job's hosts, kept for them until it is given back."""
+        holder = ports.keep()
+        port = ports.port_of(holder)
+        self._ports[port] = holder
+        return port
 
     def give_port(self, port: int) -> None:
-        self._ports.discard(port)
+        if holder := self._ports.pop(port, None):
+            holder.close()
 
 
 def arn_of(name: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.open import open_weights
 from tests.checkpoint.folders import hf_folder, random_weights, same, weights_of
+from tests.ports import free_port
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
 pytestmark = pytest.mark.slow
@@ -62,9 +62,7 @@ def model_folder(folder: Path, config: dict[str, Any]) -> Path:
 
 def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path) -> None:
     at.write_text(json.dumps(cases))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.checkpoint.mcore", str(at), str(tp), str(pp)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.job.bundle import entrypoints_folder
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -47,9 +47,7 @@ LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF0000" + "0100007F
 def test_ranks_of_this_machine_listen_on_loopback_alone(tmp_path: Path, torchrun: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     done = subprocess.run(
         [sys.executable, str(entrypoints_folder() / torchrun), "--nnodes=1", "--nproc_per_node=2", "--node_rank=0",

@@ -15,7 +15,8 @@ from mlflow.tracking import MlflowClient
 from smtrain.tracking.buffer import Buffered, TrackedStep
 from smtrain.tracking.mlflow import MlflowTracker
 from smtrain.tracking.settings import Tracked
-from tests.tracking.server import free_port, mlflow_server
+from tests.ports import free_port
+from tests.tracking.server import mlflow_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings are its own
 

@@ -17,7 +17,8 @@ from mlflow.tracking import MlflowClient
 import smtrain
 from smtrain.aws.s3 import list_objects
 from tests.follow.test_tensorboard import read
-from tests.tracking.server import free_port, mlflow_server
+from tests.ports import free_port
+from tests.tracking.server import mlflow_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.config import JobConfig
+from tests.ports import free_port
 from tests.train.test_shell import REPO, Shell
 
 CONFIG: dict[str, Any] = {
@@ -55,7 +56,7 @@ def start(
     }
     return subprocess.Popen(
         [sys.executable, str(REPO / "entrypoints/launch.py"), "train"],
-        env={**inherited, **own, "SMTRAIN_MASTER_PORT": str(_free_port()), **environment},
+        env={**inherited, **own, "SMTRAIN_MASTER_PORT": str(free_port()), **environment},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -128,12 +129,3 @@ def _children(parent: int) -> list[int]:
             if int(fields[1]) == parent:
                 found.append(int(entry.name))
     return sorted(found)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
