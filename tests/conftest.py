@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Workers and the jobs that they start share the machine's cores: two threads each, which wait for each other while others
+# have the cores, took several times as long. Local jobs and commands take this over.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -155,7 +155,7 @@ def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mon
         return real(job, *rest)
 
     monkeypatch.setattr(produce, "run", stops)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("smtrain.checkpoint.plan.cores_here", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "out", tp=2, pp=2)
     done, total = len(calls) - 1, 2 + 1 + 8 * 3

@@ -73,7 +73,7 @@ def test_columns_of_the_output_follow_the_queries(config: dict[str, Any], tp: in
     for t in range(tp):
         if Role.Q in names:
             assert lay.shard(names[Role.Q], t).ranges == lay.shard(names[Role.O], t).ranges
-        else:
+        elif Role.QKV in names:  # the thirds of GPT-2 are each cut as the columns are
             assert lay.shard(names[Role.QKV], t).ranges == tuple(
                 (3 * a, 3 * b) for a, b in lay.shard(names[Role.O], t).ranges
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,19 @@ MEGATRON: dict[str, Any] = {"name": "from-megatron", "compute": {"processes_per_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["megatron", "nemo-megatron"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "megatron",
+        pytest.param(
+            "nemo-megatron",
+            marks=pytest.mark.skipif(
+                "SMTRAIN_WALKTHROUGHS" not in os.environ,
+                reason="a second whole run of a minute; SMTRAIN_WALKTHROUGHS=1 does it",
+            ),
+        ),
+    ],
+)
 def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
     """From one iteration of a run of Megatron's; and the example of neuronx-nemo-megatron, on this machine."""
     model, run = tmp_path / "model", tmp_path / "run"

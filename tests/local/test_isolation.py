@@ -87,7 +87,8 @@ def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
     job = client.run(command, hosts=2, EnableNetworkIsolation=True, Environment=environment)
     assert job["TrainingJobStatus"] == "Completed", client.lines(job)
     for host in ("algo-1", "algo-2"):
-        assert json.loads(client.lines(job, host)[-1]) == [["0.0", "1.0"], ["0100007F"]]
+        [seen] = [line for line in client.lines(job, host) if line.startswith("[[")]  # torchrun may say more
+        assert json.loads(seen) == [["0.0", "1.0"], ["0100007F"]]
 
 
 def test_isolated_jobs_at_once_do_not_meet(client: Client) -> None:
