@@ -155,8 +155,8 @@ class Host:
             self._threads.append(thread)
 
     def _environment(self, port: int) -> dict[str, str]:
-        """What the leader sees: nothing of the shell that started the control plane but HOME, the language, and how many
-        threads a process may use here."""
+        """What the leader sees: nothing of the shell that started the control plane but HOME, the language, and how
+        many threads a process may use here."""
         inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ}
         return {
             "HOME": "/root",
