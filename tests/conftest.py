@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-# Workers and the jobs that they start share the machine's cores. With two threads in each, which wait for each other while
-# others have the cores, all took several times as long. Local jobs and commands take this over.
+# Workers and the jobs that they start share the machine's cores. With two threads in each, which wait for each other
+# while others have the cores, all took several times as long. Local jobs and commands take this over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 LLAMA: dict[str, Any] = {

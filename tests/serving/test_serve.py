@@ -14,7 +14,7 @@ import pytest
 from smtrain.errors import ConfigError, SmtrainError
 from smtrain.serving.here import command_of, serve, servers
 from smtrain.talk.models import FoundModel
-from tests.tracking.server import free_port
+from tests.ports import free_port
 
 
 @pytest.mark.slow
