@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from smtrain.errors import ConfigError
@@ -10,6 +11,32 @@ from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
 
 _SDK = re.compile(r"sdk(\d+)\.(\d+)\.(\d+)")
+_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?:[:@](.+))?$")
+
+
+@dataclass(frozen=True)
+class EcrImage:
+    """An image in Amazon ECR, as its URI names it."""
+
+    account: str
+    region: str
+    repository: str
+    tag: str | None
+    """A tag, or a digest (`sha256:...`)."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What ECR's BatchGetImage is asked with."""
+        kind = "imageDigest" if self.tag and self.tag.startswith("sha256:") else "imageTag"
+        return {
+            "registryId": self.account, "repositoryName": self.repository, "imageIds": [{kind: self.tag or "latest"}]
+        }  # fmt: skip
+
+
+def ecr_image(uri: str) -> EcrImage | None:
+    """The image that a URI names; None where it is not in Amazon ECR."""
+    found = _ECR.match(uri)
+    return EcrImage(*found.groups()) if found else None
 
 
 def image_uri(region: str, engine: str = "native", tag: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -131,6 +132,4 @@ def build(client: Any, recipe: Recipe, tag: str, say: Say) -> Any:
 
 def recipe_hash(recipe: Recipe) -> str:
     """What tells two recipes on one base apart."""
-    import hashlib
-
     return hashlib.sha256(recipe.lock.encode()).hexdigest()[:16]

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from typing import Any
 
 from smtrain.errors import LocalError
+from smtrain.facts.images import ecr_image
 from smtrain.local.containers.daemon import plainly, room, sentence
 from smtrain.text import Say
 
-ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?:[:@](.+))?$")
 UNPACKED = 2.5
 """Bytes on a disk for one byte of compressed layers, about, of AWS's training images."""
 
 
 def ecr_of(name: str) -> Any:
     """A client of the registry that an image's name points at; None where it is not Amazon ECR."""
-    found = ECR.match(name)
-    if found is None:
+    named = ecr_image(name)
+    if named is None:
         return None
     from smtrain.aws.target import Target
 
-    return Target("aws", region=found[2]).client("ecr")
+    return Target("aws", region=named.region).client("ecr")
 
 
 def size_of(ecr: Any, name: str) -> int | None:
@@ -31,12 +30,10 @@ def size_of(ecr: Any, name: str) -> int | None:
 
     Raises `LocalError` where the registry does not have it.
     """
-    found = ECR.match(name)
-    if found is None or ecr is None:
+    named = ecr_image(name)
+    if named is None or ecr is None:
         return None
-    account, _, repository, tag = found.groups()
-    by = {"imageDigest": tag} if tag and tag.startswith("sha256:") else {"imageTag": tag or "latest"}
-    told = ecr.batch_get_image(registryId=account, repositoryName=repository, imageIds=[by])
+    told = ecr.batch_get_image(**named.asked)
     if told.get("failures") or not told.get("images"):
         code = (told.get("failures") or [{}])[0].get("failureCode", "ImageNotFound")
         raise LocalError(f"{name} is not in its registry ({code}); `smtrain images` lists those of AWS")
@@ -47,10 +44,10 @@ def size_of(ecr: Any, name: str) -> int | None:
 
 def login(ecr: Any, name: str) -> dict[str, str] | None:
     """What Docker needs to reach Amazon ECR, for twelve hours; it is given to Docker with the call and kept nowhere."""
-    found = ECR.match(name)
-    if found is None or ecr is None:
+    named = ecr_image(name)
+    if named is None or ecr is None:
         return None
-    told = ecr.get_authorization_token(registryIds=[found[1]])
+    told = ecr.get_authorization_token(registryIds=[named.account])
     user, _, password = base64.b64decode(told["authorizationData"][0]["authorizationToken"]).decode().partition(":")
     return {"username": user, "password": password}
 
@@ -71,14 +68,14 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
 def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
     """Give an image a name and send it to that name's registry. Raises `LocalError`."""
     repository, tag = _split(name)
-    found = ECR.match(name)
-    if found and ecr is not None:
+    named = ecr_image(name)
+    if named and ecr is not None:
         try:
-            ecr.describe_repositories(registryId=found[1], repositoryNames=[found[3]])
+            ecr.describe_repositories(registryId=named.account, repositoryNames=[named.repository])
         except ecr.exceptions.RepositoryNotFoundException:
             raise LocalError(
-                f"there is no repository {found[3]} in {found[1]}, {found[2]}; "
-                f"`aws ecr create-repository --repository-name {found[3]} --region {found[2]}` makes it"
+                f"there is no repository {named.repository} in {named.account}, {named.region}; "
+                f"`aws ecr create-repository --repository-name {named.repository} --region {named.region}` makes it"
             ) from None
     with plainly(f"pushing {name}"):
         image.tag(repository, tag)

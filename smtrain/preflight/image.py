@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
-from smtrain.facts.images import gpu_row, gpu_rows, sdk_release, serves
+from smtrain.facts.images import ecr_image, gpu_row, gpu_rows, sdk_release, serves
 from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
-
-_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?:[:@](.+))?$")
 
 
 def image(context: Context) -> Iterator[Finding]:
@@ -100,30 +97,26 @@ def _contents(uri: str) -> Finding:
 
 
 def _there(context: Context, uri: str) -> Iterator[Finding]:
-    found = _ECR.match(uri)
-    if found is None:
+    named = ecr_image(uri)
+    if named is None:
         yield Finding(
             "image", "fault", f"{uri} is not in Amazon ECR, where SageMaker pulls from",
             "push it to a repository of your account, or leave compute.image out",
         )  # fmt: skip
         return
-    account, region, repository, tag = found.groups()
-    if region != context.chain.target.region_name():
+    if named.region != context.chain.target.region_name():
         yield Finding(
-            "image", "fault", f"{uri} is in {region}, and the job runs in {context.chain.target.region_name()}",
+            "image", "fault", f"{uri} is in {named.region}, and the job runs in {context.chain.target.region_name()}",
             "name the image of the job's region, or leave compute.image out",
         )  # fmt: skip
         return
-    by = {"imageDigest": tag} if tag and tag.startswith("sha256:") else {"imageTag": tag or "latest"}
     try:
         # What pulling needs too: the registries of AWS's own images allow this, and seldom DescribeImages.
-        told = context.ask(
-            "ecr", "batch_get_image", absent=["RepositoryNotFoundException"], registryId=account,
-            repositoryName=repository, imageIds=[by],
-        )  # fmt: skip
+        told = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.asked)
     except Absent:
         yield Finding(
-            "image", "fault", f"there is no repository {repository} in the registry {account} of {region}",
+            "image", "fault",
+            f"there is no repository {named.repository} in the registry {named.account} of {named.region}",
             "choose a region that has it (compute.region), or set compute.image to a copy in your own registry",
         )  # fmt: skip
         return
