@@ -107,10 +107,10 @@ class Attempt:
 
     def _left_in(self, host: Host, folder: str) -> dict[str, Path]:
         """The files of a host's folder; links that lead to none are named in the host's log."""
-        files, nowhere = links.files_of(host.ml, host.ml / folder)
-        if nowhere:
-            host.log.write([links.sentence(f"/opt/ml/{folder}", nowhere)])
-        return files
+        tree = links.walk(host.ml, host.ml / folder)
+        if tree.nowhere:
+            host.log.write([links.sentence(f"/opt/ml/{folder}", tree.nowhere)])
+        return tree.files
 
     def move(self, secondary: str) -> None:
         """Enter a secondary status. A stop asked for meanwhile stays what Describe shows."""

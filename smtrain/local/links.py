@@ -6,6 +6,7 @@ A link's target is a path of the host. Followed as a path of this machine it wou
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 ML = PurePosixPath("/opt/ml")
@@ -39,13 +40,32 @@ def resolved(ml: Path, path: Path) -> Path | None:
     return reached
 
 
-def files_of(ml: Path, folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """Relative name -> regular file for a folder of a host, and the names of links that lead to none."""
-    files: dict[str, Path] = {}
-    nowhere: list[str] = []
+@dataclass
+class Tree:
+    """What one walk through a folder of a host found."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    """Regular files by relative name."""
+    nowhere: list[str] = field(default_factory=list)
+    """Names of links that lead to no file."""
+    folders: dict[Path, int] = field(default_factory=dict)
+    """Each folder on the way, with its mtime in ns when it was entered."""
+
+    def stood_still(self) -> bool:
+        """Whether nothing was made or deleted in any folder since the walk entered it."""
+        try:
+            return all(path.stat().st_mtime_ns == was for path, was in self.folders.items())
+        except FileNotFoundError:
+            return False
+
+
+def walk(ml: Path, folder: Path) -> Tree:
+    """What a folder of a host holds, as the host sees it."""
+    tree = Tree()
 
     def look(real: Path, prefix: str, above: tuple[Path, ...]) -> None:
         try:
+            tree.folders[real] = real.stat().st_mtime_ns
             names = sorted(os.listdir(real))
         except OSError:
             return  # it has just gone
@@ -54,16 +74,16 @@ def files_of(ml: Path, folder: Path) -> tuple[dict[str, Path], list[str]]:
             if path.is_symlink():
                 target = resolved(ml, path)
                 if target is None or not target.exists() or target in above:
-                    nowhere.append(label)
+                    tree.nowhere.append(label)
                     continue
                 path = target
             if path.is_dir():
                 look(path, f"{label}/", (*above, path))
             elif path.is_file():
-                files[label] = path
+                tree.files[label] = path
 
     look(folder, "", (folder,))
-    return files, nowhere
+    return tree
 
 
 def sentence(folder: str, names: list[str]) -> str:

@@ -25,9 +25,10 @@ class CheckpointSync:
     """Keeps `uri` equal to what this host wrote: new and changed files go up, files it had and lost are deleted.
 
     While the job runs, a file goes up once two looks in a row saw the same size and time; files go in the order they
-    were written, so a manifest that a script writes last arrives last. What was deleted here is deleted there only
-    when all that lay on any host's disk at that moment has arrived: a script deletes a checkpoint when a newer one is
-    whole on the disks, and whatever is killed then must leave one of the two in S3.
+    were written, so a manifest that a script writes last arrives last. A script deletes a checkpoint when a newer one
+    is whole on the disks of all hosts, and whatever is killed then must leave one of the two in S3. So what was deleted
+    here is deleted there only once there is a moment after it from which everything has arrived: all that lay on the
+    disk of any host then was seen in one look, stayed as it was until it was sent, and is in S3.
     """
 
     def __init__(self, client: Any, uri: str, folder: Path, hosts: list[CheckpointSync] | None = None) -> None:
@@ -35,17 +36,16 @@ class CheckpointSync:
         self.client, self.folder = client, folder
         self.hosts = [self] if hosts is None else hosts
         self.arrived = 0.0
-        """What was written before this moment (ns since 1970) is in S3."""
-        self.missed = 0
-        """When it was last seen that a file went before it had arrived."""
+        """What lay here at any moment from `since` to this one (ns since 1970) is in S3."""
+        self.since = 0.0
+        """The end of the first look after which no file has gone before it had arrived."""
         self.bucket, prefix = split_uri(uri)
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
         self._ml, self._log = folder, None  # type: Path, HostLog | None
-        self._nowhere: list[str] = []
-        self._paths: dict[str, Path] = {}
+        self._tree = links.Tree()
         self._synced: dict[str, Seen] = {}
         self._before: dict[str, Seen] = {}
-        self._gone: dict[str, int] = {}
+        self._gone: dict[str, int] = {}  # since which look
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -74,8 +74,10 @@ class CheckpointSync:
         """End the watching and bring up what is left. The host's processes must be gone."""
         self.abandon()
         self.push(settled=True)
-        if self._log and self._nowhere:
-            self._log.write([links.sentence(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}", self._nowhere)])
+        if self._log and self._tree.nowhere:
+            self._log.write(
+                [links.sentence(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}", self._tree.nowhere)]
+            )
 
     def abandon(self) -> None:
         """End the watching and leave what is not up yet, as when the machine is lost."""
@@ -86,37 +88,45 @@ class CheckpointSync:
     def push(self, settled: bool) -> None:
         """One look and what follows from it; with `settled` every file counts as finished."""
         began, now = time.time_ns(), self._look()
-        inodes = {inode for _, _, inode in now.values()}
-        waiting = {name: seen for name, seen in self._before.items() if self._synced.get(name) != seen}
-        if any(name not in now and inode not in inodes for name, (_, _, inode) in waiting.items()):
-            self.missed = began
-        self._gone = {name: self._gone.get(name, began) for name in self._synced.keys() - now.keys()}
-        left: list[int] = []
+        looked = time.time_ns()
+        if not self._tree.stood_still():
+            self.since = math.inf  # a checkpoint may have moved past a walk that saw neither it nor the one before
+        elif self.since == math.inf or self._lost(now):
+            self.since = looked
+        self._gone = {name: self._gone.get(name, looked) for name in self._synced.keys() - now.keys()}
         changed = [name for name, seen in now.items() if self._synced.get(name) != seen]
         for name in sorted(changed, key=lambda name: now[name][1]):
             if not settled and self._before.get(name) != now[name]:
-                left.append(now[name][1])
                 break  # what was written later must not overtake what is still being written
-            path = self._paths[name]
-            try:
-                self.client.upload_file(str(path), self.bucket, self.prefix + name, Config=TRANSFER)
-            except FileNotFoundError:
-                self.missed = time.time_ns()
-                continue
-            # If it changed during the upload, the next look sees that and sends it again.
-            self._synced[name] = now[name]
+            # Gone by now, it is missed at the next look; changed during the upload, it is sent again after that.
+            with contextlib.suppress(FileNotFoundError):
+                self.client.upload_file(str(self._tree.files[name]), self.bucket, self.prefix + name, Config=TRANSFER)
+                self._synced[name] = now[name]
         self._before = now
-        self.arrived = math.inf if settled else min([began, *(mtime - 1 for mtime in left)])
+        waiting = [seen[1] - 1 for name, seen in now.items() if self._synced.get(name) != seen]
+        self.arrived = math.inf if settled else min([began, *waiting])
         self.delete()
+
+    def _lost(self, now: dict[str, Seen]) -> bool:
+        """Whether a file of the look before went, or was written over, before it had arrived.
+
+        A file of the same size, time and inode under another name was renamed: an inode alone is soon used again. One
+        that changes and was never sent is still being written.
+        """
+        there = set(now.values())
+        return any(
+            self._synced.get(name) != seen and seen not in there and not (name in now and name not in self._synced)
+            for name, seen in self._before.items()
+        )
 
     def delete(self) -> None:
         """Delete in S3 what is gone here and no longer needed there; the newest files first, as manifests are."""
-        missed = max(sync.missed for sync in self.hosts)
+        since = max(sync.since for sync in self.hosts)
         arrived = min(sync.arrived for sync in self.hosts)
+        if since > arrived:
+            return
         for name in sorted(self._gone, key=lambda name: self._synced[name][1], reverse=True):
-            if self._gone[name] <= missed and arrived < math.inf:
-                self._gone[name] = time.time_ns()  # what should have arrived in its place never will
-            elif self._gone[name] <= arrived:
+            if self._gone[name] <= arrived:
                 self.client.delete_object(Bucket=self.bucket, Key=self.prefix + name)
                 del self._synced[name], self._gone[name]
 
@@ -131,8 +141,8 @@ class CheckpointSync:
     def _look(self) -> dict[str, Seen]:
         """What there is of every regular file, by relative name."""
         found: dict[str, Seen] = {}
-        self._paths, self._nowhere = links.files_of(self._ml, self.folder)
-        for name, path in self._paths.items():
+        self._tree = links.walk(self._ml, self.folder)
+        for name, path in self._tree.files.items():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 found[name] = (status.st_size, status.st_mtime_ns, status.st_ino)

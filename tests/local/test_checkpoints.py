@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,79 @@ def test_while_what_replaces_it_goes_before_it_has_arrived_the_older_one_stays(t
     for _ in range(2):
         sync.push(settled=False)
     assert store.objects == {"p/step-5": b"5"}
+
+
+class Saver:
+    """A script on `hosts` folders that saves steps of two files and a manifest, and deletes the one before."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders, self.step = folders, 0
+        self.save()
+
+    def save(self) -> None:
+        self.step += 1
+        for folder in self.folders:
+            (folder / f"step-{self.step}").mkdir()
+            for name in ("a", "b", "manifest"):
+                (folder / f"step-{self.step}" / name).write_text(str(self.step))
+        for folder in self.folders:
+            for other in set(folder.iterdir()) - {folder / f"step-{self.step}"}:
+                shutil.rmtree(other)
+
+
+class StoreBeside(RecordedStore):
+    """A store whose script saves while a file goes up, as the next of `saves` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saves: list[int] = []
+        self.saver: Saver | None = None
+
+    def some_saves(self) -> None:
+        for _ in range(self.saves.pop() if self.saves and self.saver else 0):
+            assert self.saver
+            self.saver.save()
+
+    def upload_file(self, path: str, bucket: str, key: str, Config: object) -> None:
+        self.some_saves()
+        super().upload_file(path, bucket, key, Config)
+
+    def whole(self, hosts: int) -> bool:
+        names = {f"{host}/{name}" for host in range(hosts) for name in ("a", "b", "manifest")}
+        held: dict[str, set[str]] = {}
+        for key, body in self.objects.items():
+            _, host, step, name = key.split("/")
+            if f"step-{body.decode()}" == step:
+                held.setdefault(step, set()).add(f"{host}/{name}")
+        return names in held.values()
+
+
+@settings(max_examples=int(os.environ.get("SMTRAIN_SAVERS", "40")), deadline=None)
+@given(hosts=st.integers(1, 2), saves=st.lists(st.integers(0, 3), max_size=60))
+def test_however_saves_fall_between_looks_and_uploads_a_whole_checkpoint_stays(hosts: int, saves: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folders = [Path(place) / str(host) for host in range(hosts)]
+        for folder in folders:
+            folder.mkdir()
+        store = StoreBeside()
+        store.saver = saver = Saver(folders)
+        syncs: list[CheckpointSync] = []
+        for folder in folders:
+            syncs.append(CheckpointSync(store, f"s3://b/p/{folder.name}", folder, syncs))
+        for _ in range(3):
+            for sync in syncs:
+                sync.push(settled=False)
+        assert store.whole(hosts)
+        store.saves = list(saves)
+        while store.saves:
+            store.some_saves()
+            for sync in syncs:
+                sync.push(settled=False)
+                assert store.whole(hosts), f"after step {saver.step}"
+        for _ in range(3):
+            for sync in syncs:
+                sync.push(settled=False)
+        assert {key.split("/")[2] for key in store.objects} == {f"step-{saver.step}"}, "and older ones are gone"
 
 
 # Saves a state of 24 MB again and again, keeps the newest only, and tells when one is whole.
