@@ -43,10 +43,13 @@ def config_of(billions: float) -> dict[str, Any]:
 
 def engine_of(described: dict[str, Any]) -> Any:
     from smtrain.engine.base import OptimizerOptions, ParallelOptions
+    from smtrain.engine.initial import Zeros
     from smtrain.engine.native import NativeEngine, init_distributed
+    from smtrain.model.families import ModelShape
 
     init_distributed()
-    return NativeEngine(described, ParallelOptions(precision="bf16"), OptimizerOptions(), None, 0)
+    zeros = Zeros(described, ModelShape.from_config(described), 0)
+    return NativeEngine(described, ParallelOptions(precision="bf16"), OptimizerOptions(), zeros, 0)
 
 
 def write(folder: Path, described: dict[str, Any]) -> None:

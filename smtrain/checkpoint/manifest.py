@@ -61,7 +61,7 @@ class Manifest:
     shard: list[int]
     """Per stage: the length of one data-parallel rank's part of that buffer."""
     files: dict[str, dict[str, Any]]
-    """Relative path -> {"size": bytes, "sha256": hex}."""
+    """Relative path -> {"size": bytes, "sha256": hex, "crc32": number}; older ones have no crc32."""
     state: dict[str, Any]
     """The training loop's own."""
     shapes: dict[str, list[int]] = field(default_factory=dict)
@@ -160,7 +160,8 @@ class Manifest:
             "config": isinstance(self.config, dict),
             "shard": isinstance(self.shard, list) and numbers(self.shard),
             "files": isinstance(self.files, dict)
-            and all(isinstance(f, dict) and {"size", "sha256"} <= set(f) for f in self.files.values()),
+            and all(isinstance(f, dict) and {"size", "sha256"} <= set(f) for f in self.files.values())
+            and numbers([f.get("crc32", 0) for f in self.files.values()]),
             "state": isinstance(self.state, dict),
             "root": isinstance(self.root, str),
             "adapter": self.adapter is None or _is_lora(self.adapter),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from smtrain.checkpoint import dtypes, safetensors
+from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
 from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
 from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
@@ -67,20 +68,22 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]]) -> dict[str, Any]:
-    """Write a safetensors file beside `path`, flush it to disk and rename it there; gives its size and sha256.
+    """Write a safetensors file beside `path`, flush it to disk and rename it there; gives its size, sha256 and crc32.
 
     Tensors go out one after another, in the pieces that are asked for one by one, and are hashed on the way, so that
     no second copy of them is made and nothing is read back. Raises OSError as the disk does.
     """
     container = safetensors.container(path.name, dict(tensors))
-    digest = hashlib.sha256()
+    digest, crc = hashlib.sha256(), 0
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.parent / f".{path.name}.part"
     try:
         with open(beside, "wb", buffering=0) as file:
 
             def put(block: bytes | memoryview) -> None:
+                nonlocal crc
                 digest.update(block)
+                crc = crc32(block, crc)
                 while block:
                     block = block[file.write(block) :]
 
@@ -96,7 +99,7 @@ def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[An
         beside.unlink(missing_ok=True)  # on a full disk the half of a file is in everyone's way
         raise
     sync_folder(path.parent)
-    return {"size": container.end, "sha256": digest.hexdigest()}
+    return {"size": container.end, "sha256": digest.hexdigest(), "crc32": crc}
 
 
 class _Files:

@@ -53,6 +53,13 @@ class RandomWeights:
         return whole
 
 
+class Zeros(RandomWeights):
+    """What stands in for weights that a checkpoint replaces at once: drawing numbers for them would take longer."""
+
+    def _made(self, name: str) -> torch.Tensor:
+        return torch.zeros(()).expand(self.shape(name))
+
+
 class RandomFactors:
     """The factors of a new adapter as peft draws them: A uniform within 1 / sqrt(in), B zero, so it changes nothing."""
 

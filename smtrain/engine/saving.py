@@ -19,7 +19,7 @@ import torch
 from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import write_safetensors
-from smtrain.checkpoint.verifying import sha256_of
+from smtrain.checkpoint.verifying import sums_of
 from smtrain.errors import SmtrainError
 
 
@@ -64,7 +64,7 @@ class _Writing(threading.Thread):
                 name, tensors = self._tensors.popitem()
                 self.files[f"{self._root}{name}"] = write_safetensors(self._path / self._root / name, tensors)
             for name, about in self.files.items() if self._read_back else ():
-                if sha256_of(self._path / name, from_disk=True) != about["sha256"]:
+                if sums_of(self._path / name, "crc32", from_disk=True)["crc32"] != about["crc32"]:
                     self.fault = f"{name} is not on the disk as it was written; check the disk ({self._path})"
         except OSError as error:
             self.fault = f"{error.strerror or error}; check the disk ({self._path}), or raise compute.volume_gb"

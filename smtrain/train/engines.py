@@ -11,6 +11,7 @@ from typing import Any
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, OptimizerOptions, ParallelOptions
+from smtrain.engine.initial import RandomWeights
 from smtrain.model.families import ModelShape
 from smtrain.model.lora import Lora, targets_of
 from smtrain.train.trace import tracing
@@ -28,7 +29,7 @@ class EngineRecords:
     """Why a checkpoint is not whole, by the sizes of its files."""
     state: Callable[[Path], dict[str, Any]]
     files: Callable[[Path], Mapping[str, Mapping[str, Any]]]
-    """Size of every file, and sha256 where there is one."""
+    """Size of every file, and its checksums where there are any."""
     read_by: Callable[[Path, tuple[int, int, int], int], set[str]]
     """The files that a rank of a (tp, pp, dp) mesh loads."""
 
@@ -88,7 +89,7 @@ def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
     return Lora(asked.rank, asked.alpha, asked.dropout, targets, asked.rslora)
 
 
-def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | None) -> Engine:
+def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None) -> Engine:
     """The engine with its values; `described` is the model's config.json."""
     options, parallel = config.train, config.parallel
     mesh = ParallelOptions(

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from smtrain.checkpoint import manifest as checkpoint_manifest
-from smtrain.checkpoint.verifying import Verification, deal, host_of
+from smtrain.checkpoint.verifying import Verification, deal, host_of, quickest
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
 from smtrain.contract.lineage import Lineage
@@ -168,8 +168,8 @@ class Resume:
         files = self._records.files(saved.path)
         needed = [self._records.read_by(saved.path, self._mesh, peer) for peer in here]
         share = deal(needed, {name: about["size"] for name, about in files.items()})[rank - here.start]
-        hashes = {name: files[name]["sha256"] for name in share if "sha256" in files[name]}
-        if rank == 0 and not all("sha256" in about for about in files.values()):
+        hashes = {name: files[name] for name in share if quickest(files[name])}
+        if rank == 0 and not all(quickest(about) for about in files.values()):
             print(f"checkpoint {saved.name} was written without hashes: only sizes are compared", flush=True)
         return Verification(saved.path, hashes, max(1, cores_here() // len(here)))
 

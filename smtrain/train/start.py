@@ -18,6 +18,7 @@ from smtrain.data.loader import TokenLoader
 from smtrain.data.manifest import DatasetManifest
 from smtrain.data.packed import PackedLoader, WithinDocuments
 from smtrain.engine.base import Engine
+from smtrain.engine.initial import Zeros
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.train.answers import Answers
@@ -61,9 +62,10 @@ def start(config: JobConfig, container: Container) -> None:
     here = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
         Position(config, manifest, here).refuse_another(saved.name, saved.state)
-    base = weights if adapted or not choice.saved else None
-    watched = BaseWeights(base, config, gather, container.checkpoint_dir)
-    engine = build(config, described, base)
+    replaced = bool(choice.saved) and not adapted
+    watched = BaseWeights(None if replaced else weights, config, gather, container.checkpoint_dir)
+    zeros = Zeros(described, ModelShape.from_config(described), options.seed)
+    engine = build(config, described, zeros if replaced else weights)
     watched.refuse_damaged()
     vocabulary = ModelShape.from_config(described).vocab
     loader = _loader(config, data, engine, vocabulary, container.checkpoint_dir / firstread.KEPT)

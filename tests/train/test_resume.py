@@ -120,18 +120,28 @@ def lie(run: Run) -> None:
     (run.step(6) / NAME).write_text(found.to_json())
 
 
+def of_an_older_version(run: Run) -> None:
+    """Which wrote a sha256 alone; and a bit is flipped."""
+    found = Manifest.read(run.step(6))
+    for about in found.files.values():
+        del about["crc32"]
+    (run.step(6) / NAME).write_text(found.to_json())
+    flip(run.step(6) / MODEL)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda run: flip(run.step(6) / MODEL), rf"{MODEL} has sha256 \w+\.\.\. and was written with \w+"),
-        (lambda run: flip(run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has sha256"),
-        (lambda run: flip(run.step(6) / OPTIMIZER, 0), rf"{OPTIMIZER} has sha256"),
-        (lambda run: zero(run.step(6) / MODEL), rf"{MODEL} has sha256"),
-        (lambda run: shutil.copy(run.step(4) / OPTIMIZER, run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has sha256"),
+        (lambda run: flip(run.step(6) / MODEL), rf"{MODEL} has crc32 \w{{8}} and was written with \w{{8}}"),
+        (lambda run: flip(run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32"),
+        (lambda run: flip(run.step(6) / OPTIMIZER, 0), rf"{OPTIMIZER} has crc32"),
+        (lambda run: zero(run.step(6) / MODEL), rf"{MODEL} has crc32"),
+        (lambda run: shutil.copy(run.step(4) / OPTIMIZER, run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32"),
+        (of_an_older_version, rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}"),
         (edit, r"manifest.json is not what was written \(its digest differs\)"),
         (lie, r"its record says 28 samples after 6 steps, and by its own record they are 24 after 6"),
     ],
-    ids=["model bit", "optimizer bit", "header bit", "zeroed", "another's optimizer", "edited", "wrong samples"],
+    ids=["model bit", "optimizer bit", "header bit", "zeroed", "another's optimizer", "older", "edited", "wrong samples"],
 )
 def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: Run, damage: Any, said: str) -> None:
     known = run.losses()

@@ -44,7 +44,7 @@ class NativeEngine:
         config: dict[str, Any],
         options: ParallelOptions,
         optimizer: OptimizerOptions,
-        weights: WeightSource | None,
+        weights: WeightSource | RandomWeights | None,
         seed: int,
         lora: Lora | None = None,
     ) -> None:

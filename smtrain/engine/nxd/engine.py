@@ -56,7 +56,7 @@ class NxdEngine:
 
     def __init__(
         self, config: dict[str, Any], options: ParallelOptions, optimizer: OptimizerOptions,
-        weights: WeightSource | None, seed: int, micro_batches: int, saving: SaveOptions | None = None,
+        weights: WeightSource | RandomWeights | None, seed: int, micro_batches: int, saving: SaveOptions | None = None,
         lora: Lora | None = None,
     ) -> None:  # fmt: skip
         self.config, self.options, self.saving = config, options, saving or SaveOptions()

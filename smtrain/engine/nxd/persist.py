@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from neuronx_distributed import finalize_checkpoint, load_checkpoint, save_checkpoint
 
 from smtrain.checkpoint import manifest as manifests
-from smtrain.checkpoint.verifying import deal, host_of, sha256_of
+from smtrain.checkpoint.verifying import deal, host_of, sums_of
 from smtrain.engine.nxd import whole
 from smtrain.engine.saving import local_rank
 from smtrain.errors import CheckpointError, SmtrainError
@@ -139,23 +139,24 @@ def _complete(engine: NxdEngine) -> None:
     engine.saving.pending = None
     everyone, fault = engine.everyone, None
     together: dict[str, int] = {}
-    hashes: dict[str, str] = {}
+    sums: dict[str, dict[str, Any]] = {}
     mine = whole.sizes(path)
     for held in everyone.gather(mine if local_rank() == 0 else {}):
         together.update(held)
     here = host_of(everyone.gather(local_rank()), everyone.rank)
     own = deal([mine] * len(here), mine)[everyone.rank - here.start]
     try:
-        found = {name: sha256_of(path / name) for name in own}
+        found = {name: sums_of(path / name, "sha256", "crc32") for name in own}
     except OSError as error:
         found, fault = {}, f"{error.strerror or error}; check the disk ({path})"
     everyone.agree(fault, f"checkpoint {path.name} cannot be read back")
     for part in everyone.gather(found):
-        hashes.update(part)
+        sums.update(part)
     try:
         if everyone.rank == 0:
             engine.allowed()
-            whole.write(path, {**about, "files": together, "sha256": hashes})
+            kept = {kind: {name: sums[name][kind] for name in sorted(sums)} for kind in ("sha256", "crc32")}
+            whole.write(path, {**about, "files": together, **kept})
     except OSError as error:
         fault = f"{error.strerror or error}; check the disk ({path})"
     except SmtrainError as error:

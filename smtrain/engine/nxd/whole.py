@@ -57,11 +57,11 @@ def state(checkpoint: Path) -> dict[str, Any]:
 
 
 def files(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Size of every file, and sha256 where it was written with one."""
+    """Size of every file, and sha256 and crc32 where it was written with them."""
     record = _record(checkpoint)
-    hashes = record.get("sha256", {})
+    sums = {kind: record[kind] for kind in ("sha256", "crc32") if isinstance(record.get(kind), dict)}
     return {
-        name: {"size": size, **({"sha256": hashes[name]} if name in hashes else {})}
+        name: {"size": size, **{kind: held[name] for kind, held in sums.items() if name in held}}
         for name, size in record["files"].items()
     }
 
