@@ -141,7 +141,7 @@ def of_an_older_version(run: Run) -> None:
         (edit, r"manifest.json is not what was written \(its digest differs\)"),
         (lie, r"its record says 28 samples after 6 steps, and by its own record they are 24 after 6"),
     ],
-    ids=["model bit", "optimizer bit", "header bit", "zeroed", "another's optimizer", "older", "edited", "wrong samples"],
+    ids=["model", "optimizer", "header", "zeroed", "another's optimizer", "older", "edited", "wrong samples"],
 )
 def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: Run, damage: Any, said: str) -> None:
     known = run.losses()
