@@ -7,9 +7,6 @@ the image has it. So the packages of the image, which were made for each other, 
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from smtrain.errors import LocalError
+from smtrain.job import pip
 
 SECONDS = 300
 ROUNDS = 30
@@ -36,12 +34,7 @@ class Interpreter:
 
     def options(self) -> list[str]:
         """Options of pip that choose wheels for it."""
-        short = ".".join(self.python.split(".")[:2])
-        tags = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
-        return [
-            "--only-binary=:all:", "--implementation=cp", f"--python-version={short}",
-            *(f"--platform={tag}_{self.machine}" for tag in tags),
-        ]  # fmt: skip
+        return pip.options(".".join(self.python.split(".")[:2]), self.machine)
 
     def environment(self) -> dict[str, str]:
         """What markers of requirements ask for."""
@@ -133,8 +126,8 @@ def _pin(entry: dict[str, Any]) -> Pin:
 def _report(requirements: list[str], interpreter: Interpreter) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         text = _pip(
-            ["install", "--dry-run", "--ignore-installed", "--no-deps", "--report=-", f"--target={folder}",
-             *interpreter.options(), *requirements]
+            "install", "--dry-run", "--ignore-installed", "--no-deps", "--report=-", f"--target={folder}",
+            *interpreter.options(), *requirements,
         )  # fmt: skip
     found: list[dict[str, Any]] = json.loads(text)["install"]
     return found
@@ -144,22 +137,14 @@ def download(lock: Path, interpreter: Interpreter, folder: Path) -> list[Path]:
     """The wheels of a lock file, fetched by pip and compared with their hashes. Raises `LocalError`."""
     folder.mkdir(parents=True, exist_ok=True)
     _pip(
-        ["download", "--no-deps", "--require-hashes", f"--dest={folder}", f"--requirement={lock}",
-         *interpreter.options()]
+        "download", "--no-deps", "--require-hashes", f"--dest={folder}", f"--requirement={lock}",
+        *interpreter.options(),
     )  # fmt: skip
     return sorted(folder.glob("*.whl"))
 
 
-def _pip(arguments: list[str]) -> str:
-    command = [sys.executable, "-m", "pip", arguments[0], "-q", "--disable-pip-version-check", "--no-input"]
+def _pip(command: str, *arguments: str) -> str:
     try:
-        done = subprocess.run(
-            [*command, *arguments[1:]], capture_output=True, text=True, errors="replace", timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise LocalError(f"the package index gave no answer within {SECONDS} s") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
-        said = [line for line in lines if line.startswith("ERROR")] or lines
-        raise LocalError(f"pip: {re.sub('^ERROR: ', '', said[-1])}")
-    return done.stdout
+        return pip.run(command, *arguments, seconds=SECONDS)
+    except OSError as error:
+        raise LocalError(f"pip: {error}") from None

@@ -10,8 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 from smtrain.aws.target import Target
 from smtrain.facts import table
 from smtrain.home import home
+from smtrain.job import pip
 from smtrain.job.bundle import entrypoints_folder
 from smtrain.job.inputs import Upload
 from smtrain.text import Say
@@ -93,21 +92,8 @@ def fetch(image: str) -> list[Path]:
 
 
 def _download(python: str, folder: Path) -> None:
-    machine = table("images")["contents"]["architecture"]
-    platforms = [f"--platform={tag}_{machine}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
-    try:
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-input",
-                "--retries=1", "--timeout=10", "--require-hashes", "--no-deps", "--only-binary=:all:",
-                "--implementation=cp",
-                f"--python-version={python}", *platforms, f"--dest={folder}", f"--requirement={lock_file()}",
-            ],
-            capture_output=True, text=True, errors="replace", timeout=SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise OSError(f"no answer within {SECONDS} s") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
-        said = [line for line in lines if line.startswith("ERROR")] or lines
-        raise OSError(said[-1].removeprefix("ERROR: "))
+    pip.run(
+        "download", "--retries=1", "--timeout=10", "--require-hashes", "--no-deps",
+        *pip.options(python, table("images")["contents"]["architecture"]),
+        f"--dest={folder}", f"--requirement={lock_file()}", seconds=SECONDS,
+    )  # fmt: skip
