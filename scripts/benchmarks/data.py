@@ -232,6 +232,8 @@ def notebook(folder: Path) -> dict[str, Any]:
     import datasets
     from transformers import AutoTokenizer
 
+    from smtrain.machine import cores_here
+
     size = _size(_texts(folder, "slow.jsonl"))
     shutil.rmtree(folder / "hf", ignore_errors=True)
     made: Any = AutoTokenizer
@@ -246,8 +248,8 @@ def notebook(folder: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     data: Any = datasets.load_dataset("json", data_files=str(folder / "slow.jsonl"), split="train")
-    data = data.map(lambda rows: tokenizer(rows["text"]), batched=True, num_proc=_cores(), remove_columns=["text"])
-    data = data.map(group, batched=True, num_proc=_cores())
+    data = data.map(lambda rows: tokenizer(rows["text"]), batched=True, num_proc=cores_here(), remove_columns=["text"])
+    data = data.map(group, batched=True, num_proc=cores_here())
     data.save_to_disk(str(folder / "notebook"))
     return {"seconds": time.perf_counter() - began, "bytes": size, "tokens": len(data) * SEQ_LEN}
 
@@ -318,9 +320,11 @@ def datasets_loader(folder: Path) -> dict[str, Any]:
     import datasets
     from torch.utils.data import DataLoader
 
+    from smtrain.machine import cores_here
+
     batch, count = 8, 400
     data: Any = datasets.load_from_disk(str(folder)).with_format("torch")
-    loaded = iter(DataLoader(data, batch_size=batch, shuffle=True, num_workers=min(2, _cores())))
+    loaded = iter(DataLoader(data, batch_size=batch, shuffle=True, num_workers=min(2, cores_here())))
     next(loaded)
     began, seen = time.perf_counter(), 0
     for rows in loaded:
@@ -385,10 +389,6 @@ def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
         daemon.wait()
         for key in [str(entry[0]) for entry in entries]:
             client.delete_object(Bucket=endpoint.bucket, Key=key)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 CASES = {

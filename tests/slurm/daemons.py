@@ -8,8 +8,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
+
+from tests.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
 READY = 60.0
@@ -122,11 +124,7 @@ class Slurm:
             time.sleep(0.1)
 
     def _conf(self) -> str:
-        with ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(len(self.nodes) + 1)]
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            ports = [one.getsockname()[1] for one in sockets]
+        ports = [free_port() for _ in range(len(self.nodes) + 1)]
         host = socket.gethostname().partition(".")[0]
         lines = [
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 State=UNKNOWN"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 READY = 60.0
 _PRIVATE = Path("/run/sshd")  # an empty folder that sshd wants to be there, as its service makes it
 
@@ -53,9 +55,7 @@ class Sshd:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
         self.process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         (folder / "bin").mkdir(parents=True)
         self.new_host_key()
         self.key = self.new_key("mine")
