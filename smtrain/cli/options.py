@@ -151,6 +151,8 @@ def _narrow_help() -> None:
 
     context: Any = TyperCommand.context_class
     formatter: Any = context.formatter_class
+    if formatter.__name__ == "Narrow":  # a command whose app is made after another's
+        return
 
     class Narrow(formatter):  # type: ignore[misc]
         def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
