@@ -8,11 +8,13 @@ from pathlib import Path
 
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
+from smtrain.extras import collector_paused
 from smtrain.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.generation.stage import generate
+    with collector_paused():
+        from smtrain.generation.stage import generate
 
     asked, folder = config.generate, container.channel("model")
     if container.has_channel("base"):  # the export is an adapter

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from smtrain.aws.calls import aws_session, cleaned, retrying, spell, transferring
 from smtrain.aws.region import UNKNOWN
 from smtrain.errors import ConfigError, JobError
+from smtrain.extras import collector_paused
 
 if TYPE_CHECKING:
     import boto3
@@ -170,21 +169,6 @@ def reviving(endpoint: Endpoint) -> boto3.Session:
     session = endpoint.session()
     session.events.register_first("needs-retry", look)  # clients take a session's handlers over
     return session
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Importing an SDK, or reading the model of a service, makes up to a million objects, none of them garbage.
-
-    Looking for it takes a third of the time, and more where many objects live already.
-    """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def _api() -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from smtrain.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.evaluation.asked import Asked
-from smtrain.extras import missing, present
+from smtrain.extras import collector_paused, missing, present
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
@@ -92,7 +92,8 @@ class Tasks:
         if local:  # nothing is to be asked of a network that there may not be
             for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
                 os.environ[name] = "1"
-        from lm_eval.tasks import TaskManager
+        with collector_paused():
+            from lm_eval.tasks import TaskManager
 
         with _quiet(), _within(asked.data):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
@@ -116,8 +117,9 @@ class Tasks:
         folder, adapter = folder.resolve(), adapter.resolve() if adapter else None  # from here, not from the data
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
         with _quiet(), _within(asked.data):
-            from lm_eval import simple_evaluate
-            from lm_eval.models.huggingface import HFLM
+            with collector_paused():
+                from lm_eval import simple_evaluate
+                from lm_eval.models.huggingface import HFLM
 
             try:
                 model: Any = HFLM(

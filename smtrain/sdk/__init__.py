@@ -10,10 +10,10 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any, Literal
 
-from smtrain.aws.target import Target, collector_paused
+from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
-from smtrain.extras import install
+from smtrain.extras import collector_paused, install
 
 Generation = Literal["v3", "v2"]
 

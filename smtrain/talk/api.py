@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.aws.target import TargetName
 from smtrain.edge import public, public_class
 from smtrain.errors import CheckpointError, ConfigError
+from smtrain.extras import collector_paused
 from smtrain.generation.room import refuse_too_large
 from smtrain.generation.sampling import Sampling
 from smtrain.talk.models import FoundModel, find
@@ -212,9 +213,10 @@ def _loaded(
     found: FoundModel, other: FoundModel | None, on_top: FoundModel | None, compared: bool, sampling: Sampling,
     system: str | None, template: str | Path | None, turns: int | None, say: Say,
 ) -> Chat:  # fmt: skip
-    from smtrain.generation.conversation import Conversation, set_template
-    from smtrain.generation.generating import quiet
-    from smtrain.generation.load import load
+    with collector_paused():
+        from smtrain.generation.conversation import Conversation, set_template
+        from smtrain.generation.generating import quiet
+        from smtrain.generation.load import load
 
     file = None if template is None else Path(template)
     with quiet():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.aws.target import TargetName
 from smtrain.edge import public
 from smtrain.errors import ConfigError, DataError
+from smtrain.extras import collector_paused
 from smtrain.generation.room import refuse_too_large
 from smtrain.generation.sampling import Sampling
 from smtrain.talk.api import chosen, known_settings
@@ -99,8 +100,9 @@ def generate(
 def _load(model: Any, adapter: Any, target: TargetName | None, say: Say) -> Loaded:
     found, _, on_top = chosen(model, None, adapter, target)
     refuse_too_large([found.need, *([on_top.need] if on_top else [])])
-    from smtrain.generation.generating import quiet
-    from smtrain.generation.load import load
+    with collector_paused():
+        from smtrain.generation.generating import quiet
+        from smtrain.generation.load import load
 
     with quiet():
         return load(found.fetch(say), adapter=None if on_top is None else on_top.fetch(say))

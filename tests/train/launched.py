@@ -19,7 +19,7 @@ from tests.train.test_shell import REPO, Shell
 CONFIG: dict[str, Any] = {
     "model": {"path": "s3://unused"},
     "train": {
-        "steps": 40, "global_batch_size": 32, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 10,
+        "steps": 40, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 10,
     },
     "parallel": {"tp": 2, "micro_batch_size": 4},
     "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 2},
