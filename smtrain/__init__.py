@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smtrain.serving.deploy import deploy, undeploy
     from smtrain.submission.api import Run, launch, request, run
     from smtrain.submission.estimator import estimator
+    from smtrain.submission.pipeline import pipeline
     from smtrain.talk.api import Chat, chat
     from smtrain.talk.batch import generate
 
@@ -49,6 +50,7 @@ _HOME = {
     "run": "smtrain.submission.api",
     "Plan": "smtrain.planner.result",
     "plan": "smtrain.planner.api",
+    "pipeline": "smtrain.submission.pipeline",
     "estimator": "smtrain.submission.estimator",
     "check": "smtrain.preflight",
     "compare": "smtrain.comparison.compare",
@@ -84,6 +86,7 @@ __all__ = [
     "generate",
     "launch",
     "load_config",
+    "pipeline",
     "plan",
     "report",
     "request",

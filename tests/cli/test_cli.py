@@ -97,6 +97,7 @@ SURFACE = {
         *("--detach", "--target"),
     },
     "undeploy": {"--target"},
+    "pipeline": {"--upsert", "--start", "--name", "--target", "--set", "--no-check"},
     "serve": {"--port", "--host", "--server", "--option", "--target"},
     "convert": {
         *("--to", "--tp", "--pp", "--cuts", "--format", "--form", "--qkv", "--kv-multiplier", "--kv-order"),

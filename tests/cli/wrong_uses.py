@@ -30,6 +30,7 @@ TAKES = {
     "iam policy": ["run.yaml"],
     "run": ["run.yaml", "--dry-run"],
     "launch": ["run.yaml", "--dry-run"],
+    "pipeline": ["run.yaml"],
     "config show": ["run.yaml"],
     "status": ["job"],
     "compare": ["a.jsonl", "b.jsonl"],

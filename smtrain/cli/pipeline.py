@@ -1,0 +1,42 @@
+"""`smtrain pipeline CONFIG`: the stages as a SageMaker pipeline."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.text import say
+
+app = options.app()
+
+
+@app.command()
+def pipeline(
+    config: options.Config,
+    upsert: Annotated[bool, typer.Option("--upsert", help="Create the pipeline, or update it.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Do that, and start an execution.")] = False,
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="The pipeline's name; default: the config's.", show_default=False),
+    ] = None,
+    target: options.To = None,
+    set_: options.Set = None,
+    no_check: options.NoCheck = False,
+) -> None:
+    """Print the stages of a config as the definition of a SageMaker pipeline, or create it."""
+    from smtrain.submission.pipeline import pipeline as made
+
+    definition = made(
+        config,
+        name=name,
+        upsert=upsert,
+        start=start,
+        check=not no_check,
+        target=options.name_of(target),
+        set_=set_ or (),
+    )
+    if not (upsert or start):
+        say(json.dumps(definition, indent=2), whole=True)
