@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
+from smtrain.calling import misuse
 from smtrain.disk import disk_sentence
 from smtrain.errors import JobError, SmtrainError
 from smtrain.extras import missing
@@ -65,11 +66,14 @@ def translated(error: Exception) -> SmtrainError | None:
 
 
 def public(function: F) -> F:
-    """A function of the Python API: what a user's machine or AWS refuses is raised as `SmtrainError`."""
+    """A function of the Python API: a call that it does not take, and what a user's machine or AWS refuses, are raised
+    as `SmtrainError`."""
     if inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
         def generator(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            if wrong := misuse(function, args, kwargs):
+                raise SmtrainError(wrong)
             try:
                 yield from function(*args, **kwargs)
             except Exception as error:
@@ -81,6 +85,8 @@ def public(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if wrong := misuse(function, args, kwargs):
+            raise SmtrainError(wrong)
         try:
             return function(*args, **kwargs)
         except Exception as error:

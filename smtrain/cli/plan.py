@@ -14,6 +14,7 @@ from smtrain.cli import options
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.extras import missing
+from smtrain.facts import table
 from smtrain.text import say
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def plan(
     target: options.To = None,
     model: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="A known model's name, or a folder with its config.json.", show_default=False),
+        typer.Option(
+            help=f"A folder that holds its config.json, or a known model: {', '.join(table('models')['models'])}.",
+            show_default=False,
+        ),
     ] = None,
     machines: Annotated[
         Optional[list[str]],  # noqa: UP045

@@ -12,12 +12,11 @@ from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
 from smtrain.config.checks_validation import task_faults, validation_faults, validation_path_faults
-from smtrain.config.checks_weights import shape_and_run, weights_faults
+from smtrain.config.checks_weights import file_faults, shape_and_run, weights_faults
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
 from smtrain.facts.models import positions
-from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of the Hugging Face hub: its id, and a revision."""
@@ -211,8 +210,11 @@ def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def model_faults(config: JobConfig) -> Iterator[Fault]:
-    """What the model's own files show, and whether the text is there: all that can be read without a network."""
+def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fault]:
+    """What the model's own files show, and whether the text is there: all that can be read without a network.
+
+    shape_alone: the model's folder needs no more than its config.json, which is enough for a plan.
+    """
     yield from path_faults(config)
     yield from validation_path_faults(config)
     yield from task_faults(config)
@@ -256,22 +258,9 @@ def model_faults(config: JobConfig) -> Iterator[Fault]:
             yield {"model.path"}, f"model.path: {folder / 'config.json'} is a {type(described).__name__}, not a mapping"
             return
         yield from shape_faults(config, described)
-        names = [path.name for path in folder.iterdir()]
-        elsewhere = config.model.init != "weights" or config.model.weights is not None
-        if not elsewhere and weights_in(names) is None and not checkpoint_in(names):
-            yield (
-                {"model.path"},
-                f"model.path: {folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the "
-                "weights as safetensors, or set model.init: scratch",
-            )
-        if config.data.prepared is None and not tokenizer_in(names):
-            yield (
-                {"model.path"},
-                f"model.path: {folder} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), "
-                "which preparing text needs; save the tokenizer there with "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
-            )
-        yield from template_faults(config, folder)
+        if not shape_alone:
+            yield from file_faults(config, folder)
+            yield from template_faults(config, folder)
 
 
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:

@@ -9,6 +9,7 @@ from smtrain.config.checks_data import Fault
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.model.hf_config import HFConfig
+from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 
 
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
@@ -71,4 +72,23 @@ def shape_and_run(config: JobConfig, model: HFConfig, positions: int | None) -> 
             {"model.path", "train.engine"},
             "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models; set train.engine: native and take "
             "machines that run it (ml.trn2, GPUs)",
+        )
+
+
+def file_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:
+    """What a model's folder lacks beside its config.json."""
+    names = [path.name for path in folder.iterdir()]
+    elsewhere = config.model.init != "weights" or config.model.weights is not None
+    if not elsewhere and weights_in(names) is None and not checkpoint_in(names):
+        yield (
+            {"model.path"},
+            f"model.path: {folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the "
+            "weights as safetensors, or set model.init: scratch",
+        )
+    if config.data.prepared is None and not tokenizer_in(names):
+        yield (
+            {"model.path"},
+            f"model.path: {folder} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), "
+            "which preparing text needs; save the tokenizer there with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
         )

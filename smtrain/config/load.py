@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,20 +18,11 @@ from smtrain.config.elsewhere import place_on_cluster
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
 from smtrain.config.section import kinds, section_in
+from smtrain.config.sentences import key_of, sentence_of
 from smtrain.config.yaml_file import parse
 from smtrain.errors import ConfigError
 
 Source = JobConfig | Mapping[str, Any] | str | Path
-# What a pattern of the schema means, by the key's last part.
-_PATTERNS = {
-    "name": "use letters, digits and single hyphens, at most 36 in all",
-    "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
-    "region": "give the name of an AWS region, such as us-west-2",
-    "s3_uri": "give an s3://bucket/prefix URI",
-    "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
-    "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only",
-    "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
-}
 _LOCAL_PATHS = (("model", "path"), ("model", "weights"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
 
 
@@ -66,11 +57,12 @@ def draft(
     return Draft(config, faults + more, removed, auto)
 
 
-def faults_of(config: JobConfig, left_out: set[str]) -> Iterator[str]:
-    """What is wrong with a whole config, but for what depends on the keys left out."""
+def faults_of(config: JobConfig, left_out: set[str], *, shape_alone: bool = False) -> Iterator[str]:
+    """What is wrong with a whole config, but for what depends on the keys left out; `shape_alone`: the model's folder
+    needs no more than its config.json."""
     yield from (text for keys, text in combination_faults(config) if not left_out & keys)
     yield from (text for _, text in secret_faults(config))
-    yield from (text for keys, text in model_faults(config) if not left_out & keys)
+    yield from (text for keys, text in model_faults(config, shape_alone=shape_alone) if not left_out & keys)
 
 
 def _read(source: Source | None) -> dict[str, Any]:
@@ -191,10 +183,9 @@ def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str
             return JobConfig.model_validate(raw), removed, faults
         except ValidationError as error:
             for detail in error.errors():
-                loc = [part for part in detail["loc"] if isinstance(part, str) and part != "[key]"]
-                key = ".".join(loc) or "config"
+                loc, key = key_of(detail)
                 if key not in removed:
-                    faults.append(_sentence(key, detail))
+                    faults.append(sentence_of(JobConfig, key, detail))
                 removed.add(key)
                 _drop(raw, loc)
                 if detail["type"] == "missing" and key in ("model", "model.path"):
@@ -209,43 +200,3 @@ def _drop(raw: dict[str, Any], loc: list[str]) -> None:
         here = here.get(part) if isinstance(here, dict) else None
     if isinstance(here, dict) and loc:
         here.pop(loc[-1], None)
-
-
-def _sentence(key: str, detail: Any) -> str:
-    kind, given = detail["type"], detail.get("input")
-    if kind == "missing" and isinstance(detail["loc"][-1], int):
-        return f"{key}: got {given!r}; it has too few numbers, as many as in {_default(key)!r} are needed"
-    if kind == "missing":
-        key = "model.path" if key == "model" else key
-        return f"{key}: is missing; set it in the config or with --set {key}=..."
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(key.rpartition(".")[2], _siblings(key), n=1)
-        head = key.rpartition(".")[0]
-        known = f"{head}.{near[0]}" if near and head else near[0] if near else ""
-        return f"{key}: unknown key; " + (f"did you mean {known}?" if known else f"known: {', '.join(_siblings(key))}")
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: got {given!r}; it is a section with keys of its own"
-    last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
-    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
-        return f"{key}: got {given!r}; {words}"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{key}: got {given!r}; {message[0].lower()}{message[1:]}"
-
-
-def _default(key: str) -> Any:
-    section, _, field = key.rpartition(".")
-    return getattr(JobConfig.model_fields[section].get_default(), field)
-
-
-def _siblings(key: str) -> list[str]:
-    model: Any = JobConfig
-    parts = iter(key.split(".")[:-1])
-    for part in parts:
-        field = model.model_fields.get(part)
-        model = section_in(field.annotation) if field else None
-        if model is None and field and get_origin(field.annotation) is dict:  # sections by names of one's own
-            model = section_in(get_args(field.annotation)[1])
-            next(parts, None)
-        if model is None:
-            return []
-    return list(model.model_fields)

@@ -6,18 +6,50 @@ import re
 from functools import cache
 from math import inf
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from smtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 _HUGE = 2**63
 _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
-class Section(BaseModel):
+class _Called(ModelMetaclass):
+    """What a section answers to who makes one by hand: the sentences of `smtrain.load_config`, not pydantic's report.
+
+    `model_validate`, which loading uses, does not come this way.
+    """
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        section = cast("type[BaseModel]", self)
+        if args:
+            words = f"takes its keys by name, as in {section.__name__}({next(iter(section.model_fields))}=...)"
+            raise ConfigError([f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping"])
+        try:
+            return super().__call__(**values)
+        except ValidationError as error:
+            from smtrain.config.sentences import key_of, sentence_of
+
+            found = error.errors()
+        raise ConfigError([sentence_of(section, key_of(detail)[1], detail) for detail in found])
+
+
+class Section(BaseModel, metaclass=_Called):
     """Base of every section: numbers are finite, and true and false are no numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            [f"{name}: a config is not changed in place; smtrain.load_config(config, set_=[...]) makes another"]
+        )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 # The container half of the package, and what both halves share.
 PARTS = (
     "__init__.py",
+    "calling.py",
     "disk.py",
     "edge.py",
     "errors.py",

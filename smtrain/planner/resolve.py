@@ -44,12 +44,15 @@ def load_config(
         >>> config.train.steps, config.train.lr
         (20, 0.0003)
     """
-    given = draft(source, set_=set_, target=target, **sections)
+    return _whole(draft(source, set_=set_, target=target, **sections))
+
+
+def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
     faults, config = given.faults, given.config
     if config is not None:
         config, undecided = _settled(given, config)
         left_out = given.left_out | undecided
-        faults += faults_of(config, left_out)
+        faults += faults_of(config, left_out, shape_alone=shape_alone)
         faults += [text for keys, text in fallback_faults(config) if not left_out & keys]
     if faults or config is None:
         raise ConfigError([hide(fault) for fault in faults])
@@ -75,7 +78,7 @@ def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
 def subject(
     source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any], target: str
 ) -> tuple[JobConfig, ModelShape]:
-    """The config, with `model` (a known name or a folder) in place of its `model.path`, and the model's shape.
+    """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
 
     Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
     """
@@ -85,9 +88,11 @@ def subject(
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
     try:
-        config = load_config(source, set_=set_, target=target, **sections)
+        config = _whole(draft(source, set_=set_, target=target, **sections), shape_alone=bool(model))
     except ConfigError as error:
         if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
             raise
-        config = load_config(source, set_=set_, target=target, **{**sections, "parallel": {}})
+        config = _whole(
+            draft(source, set_=set_, target=target, **{**sections, "parallel": {}}), shape_alone=bool(model)
+        )
     return config, shape_of(config)

@@ -9,7 +9,6 @@ from typing import Any
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
-from smtrain.facts import table
 from smtrain.facts.engines import EngineName
 from smtrain.facts.models import positions
 from smtrain.model.families import ModelShape
@@ -55,8 +54,8 @@ def shape_of(config: JobConfig) -> ModelShape:
     if shape is None:
         raise ConfigError(
             [
-                f"model.path: nothing is known about the model in {config.model.path}; give --model with a folder that "
-                f"has its config.json, or one of {', '.join(table('models')['models'])}"
+                f"model.path: nothing is known about the model in {config.model.path}; give --model a folder "
+                "that holds its config.json, or the name of a known model (`smtrain plan --help` lists them)"
             ]
         )
     return shape

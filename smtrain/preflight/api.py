@@ -31,7 +31,7 @@ from smtrain.preflight import (
     storage,
     token,
 )  # fmt: skip
-from smtrain.preflight.context import Check, Context, Unreached, Unread
+from smtrain.preflight.context import Check, Context, Unplanned, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report
 from smtrain.text import Say
 
@@ -174,20 +174,21 @@ def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> 
 
 
 def _unreached(
-    names: Sequence[str], found: Sequence[Sequence[Finding | Unreached]], *, together: bool
+    names: Sequence[str], found: Sequence[Sequence[Finding | Unread]], *, together: bool
 ) -> Iterator[Finding]:
     """One finding for each service that did not answer, with all the checks that it kept from looking; `together`: one
-    for all of them, as none answered."""
-    kept: dict[str, list[str]] = {}
-    remedy = ""
+    for all of them, as none answered. The same for a plan that there is not."""
+    kept: dict[tuple[str, str, str], list[str]] = {}
     for name, some in zip(names, found, strict=True):
         for why in some:
             if isinstance(why, Unreached):
-                first = next(iter(kept), str(why)) if together else str(why)
+                own = ("aws", str(why), why.remedy)
+                first = next((one for one in kept if one[0] == "aws"), own) if together else own
                 kept.setdefault(first, []).append(name)
-                remedy = why.remedy
-    for text, checks in kept.items():
-        yield Finding("aws", "warning", f"{', '.join(checks)} could not be checked: {text}", remedy)
+            elif isinstance(why, Unplanned):
+                kept.setdefault(("plan", str(why), why.remedy), []).append(name)
+    for (about, text, remedy), checks in kept.items():
+        yield Finding(about, "warning", f"{', '.join(checks)} could not be checked: {text}", remedy)
 
 
 def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
@@ -209,11 +210,11 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
         raise JobError("\n".join([*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]))
 
 
-def _one(context: Context, name: str) -> list[Finding | Unreached]:
-    found: list[Finding | Unreached] = []
+def _one(context: Context, name: str) -> list[Finding | Unread]:
+    found: list[Finding | Unread] = []
     try:
         found.extend(CHECKS[name](context))
-    except Unreached as why:
+    except (Unreached, Unplanned) as why:
         found.append(why)
     except Unread as why:
         found.append(Finding(name, "warning", f"could not be checked: {why}", why.remedy))

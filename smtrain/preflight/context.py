@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.aws.calls import spell
 from smtrain.config import JobConfig, Stage
@@ -35,6 +38,10 @@ class Unread(Exception):  # noqa: N818 - no fault of anybody's: there is nothing
 
 class Unreached(Unread):
     """Nobody answers, or there is nobody to ask as: said once, not by every check."""
+
+
+class Unplanned(Unread):
+    """There is no plan: said once, with all that it would have told."""
 
 
 class Absent(Exception):  # noqa: N818
@@ -71,13 +78,26 @@ class Context:
 
     @cached_property
     def plan(self) -> Plan | ConfigError:
-        """The planner's word, or why it has none."""
+        """The planner's word, or why it has none. Of a model in S3 its config.json is read."""
         from smtrain.planner.api import plan
+        from smtrain.preflight.dataset import described_in
 
+        given = self.chain.given
+        target: Literal["aws", "local"] = "aws" if self.on_aws else "local"
         try:
-            return plan(self.chain.given, target="aws" if self.on_aws else "local")
+            return plan(given, target=target)
         except ConfigError as error:
-            return error
+            try:
+                described = described_in(self, given.model.path) if given.model.path.startswith("s3://") else None
+                if described is None:
+                    return error
+                with tempfile.TemporaryDirectory() as folder:
+                    Path(folder, "config.json").write_text(json.dumps(described), "utf-8")
+                    return plan(given, model=folder, target=target)
+            except Unread:
+                return error
+            except ConfigError as another:
+                return another
 
     def client(self, service: str) -> Any:
         """A client of the target; checks run side by side, and making clients is not safe to do so."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from smtrain.config.units import spell
 from smtrain.errors import ConfigError
 from smtrain.planner.warnings import GRACE_SECONDS, slow_stop
-from smtrain.preflight.context import Context, Unread
+from smtrain.preflight.context import Context, Unplanned, Unread
 from smtrain.preflight.findings import Finding
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ HOUR = 3600.0
 
 def _plan(context: Context) -> Plan:
     if isinstance(context.plan, ConfigError):
-        raise Unread(f"there is no plan ({context.plan})")
+        raise Unplanned(f"there is no plan ({context.plan})", "`smtrain plan CONFIG` says the same, and what it takes")
     return context.plan
 
 

@@ -143,6 +143,9 @@ def test_a_model_is_found_by_name_by_folder_or_not_at_all(model_folder: Path) ->
     assert smtrain.plan(raw("Qwen2.5-7B", tp=4, pp=1), model="gpt-neox-20b").parameters == 20_554_567_680
     given = raw(tp=1, pp=1, hosts=1, seq_len=128)
     assert smtrain.plan(given, model=str(model_folder)).parameters < 1e6
+    for other in ("model.safetensors", "tokenizer.json"):
+        (model_folder / other).unlink()
+    assert smtrain.plan(given, model=str(model_folder)).parameters < 1e6, "its config.json is enough"
     with pytest.raises(ConfigError, match="nothing is known about the model in s3://bucket/mine/"):
         smtrain.plan(raw("mine"))
     given["compute"]["instance_type"] = "ml.p3.2xlarge"

@@ -365,6 +365,7 @@ def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: 
     whole = {"config.json": described, "model.safetensors": b"x", "tokenizer.json": {}}
     put(f"s3://{bucket}/model", whole)
     assert report(there, "model").ok
+    assert [f.text[:22] for f in report(there, "memory").findings if f.check == "memory"] == ["the fullest core holds"]
     chats = with_(with_(there, "train", objective="sft"), "compute", instance_type="ml.trn2.48xlarge")
     assert ["has no chat template" in fault.text for fault in report(chats, "model").faults] == [True]
     put(f"s3://{bucket}/model", {**whole, "tokenizer_config.json": {"chat_template": "{{ messages }}"}})

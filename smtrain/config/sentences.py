@@ -1,0 +1,72 @@
+"""What pydantic finds in a config, as one sentence a fault: the key, what was given, the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from smtrain.config.section import section_in
+
+# What a pattern of the schema means, by the key's last part.
+_PATTERNS = {
+    "name": "use letters, digits and single hyphens, at most 36 in all",
+    "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    "region": "give the name of an AWS region, such as us-west-2",
+    "s3_uri": "give an s3://bucket/prefix URI",
+    "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
+    "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only",
+    "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
+}
+
+
+def key_of(detail: Any) -> tuple[list[str], str]:
+    """Where pydantic found a fault: the keys on the way, and the key as it is written in a config."""
+    way = [part for part in detail["loc"] if isinstance(part, str) and part != "[key]"]
+    return way, ".".join(way) or "config"
+
+
+def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
+    """A fault that pydantic found in `root`, a whole config or one section: the key, what was given, the remedy."""
+    kind, given = detail["type"], detail.get("input")
+    if kind == "missing" and isinstance(detail["loc"][-1], int):
+        return f"{key}: got {given!r}; it has too few numbers, as many as in {_default(root, key)!r} are needed"
+    if kind == "missing":
+        key = "model.path" if key == "model" else key
+        return f"{key}: is missing; set it in the config or with --set {key}=..."
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(key.rpartition(".")[2], _siblings(root, key), n=1)
+        head = key.rpartition(".")[0]
+        known = f"{head}.{near[0]}" if near and head else near[0] if near else ""
+        return f"{key}: unknown key; " + (
+            f"did you mean {known}?" if known else f"known: {', '.join(_siblings(root, key))}"
+        )
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key}: got {given!r}; it is a section with keys of its own"
+    last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
+    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
+        return f"{key}: got {given!r}; {words}"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{key}: got {given!r}; {message[0].lower()}{message[1:]}"
+
+
+def _default(root: type[BaseModel], key: str) -> Any:
+    section, _, field = key.rpartition(".")
+    if not section:
+        return root.model_fields[field].get_default()
+    return getattr(root.model_fields[section].get_default(), field)
+
+
+def _siblings(root: type[BaseModel], key: str) -> list[str]:
+    model: Any = root
+    parts = iter(key.split(".")[:-1])
+    for part in parts:
+        field = model.model_fields.get(part)
+        model = section_in(field.annotation) if field else None
+        if model is None and field and get_origin(field.annotation) is dict:  # sections by names of one's own
+            model = section_in(get_args(field.annotation)[1])
+            next(parts, None)
+        if model is None:
+            return []
+    return list(model.model_fields)
