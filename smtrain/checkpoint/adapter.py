@@ -99,7 +99,7 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
     Raises `CheckpointError` where there is none, it is not plain LoRA, or it does not fit the model.
     """
     if not is_uri(path) and not Path(path).is_dir():
-        raise CheckpointError(f"{path} is no folder; give the one that holds {CONFIG}, or a run's checkpoints.")
+        raise CheckpointError(f"{path} is not a folder; give the one that holds {CONFIG}, or a run's checkpoints.")
     where = place(path)
     if CONFIG in where.files():
         return _of_peft(where, shape)

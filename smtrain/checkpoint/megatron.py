@@ -104,7 +104,9 @@ def _chunks(where: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Sla
         else {}
     )
     if not models or sorted(models) != list(range(len(models))):
-        raise CheckpointError(f"{where}/{file} has no model in it (model, or model0 and so on); it is no checkpoint.")
+        raise CheckpointError(
+            f"{where}/{file} has no model in it (model, or model0 and so on); it is not a checkpoint."
+        )
     out = []
     for v in sorted(models):
         tensors: dict[str, Slab] = {}
@@ -112,7 +114,7 @@ def _chunks(where: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Sla
             if ignored(key):
                 continue
             if not isinstance(found, Slab):
-                raise CheckpointError(f"{where}/{file}: {key[:200]} is no tensor; fetch it again.")
+                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; fetch it again.")
             name = canonical(key)
             if name in tensors:
                 raise CheckpointError(f"{where}/{file} has {name[:200]} under the names of both specs.")
@@ -128,7 +130,7 @@ def _flat(where: Place, file: str, model: Any, depth: int = 0) -> list[tuple[str
     """Nested dicts of names as dotted names."""
     if not isinstance(model, dict):
         raise CheckpointError(
-            f"{where}/{file} holds something other than named tensors; it is no checkpoint of weights."
+            f"{where}/{file} holds something other than named tensors; it is not a checkpoint of weights."
         )
     out: list[tuple[str, Any]] = []
     for key, value in model.items():

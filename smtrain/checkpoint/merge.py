@@ -81,7 +81,7 @@ class Merged(Wrapped):
         found = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
         if not found.tensors:
             raise CheckpointError(
-                f"{self._adapter.where} changes no number of {self._source.where}: its factors are zero, or too small "
+                f"{self._adapter.where} changes no weight of {self._source.where}: its factors are zero, or too small "
                 "for the type of the weights; train longer."
             )
         return found

@@ -68,12 +68,12 @@ def _chunks(
     content = torchzip.load(where, file, lenient=True)
     held = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(held, dict) or not held:
-        raise CheckpointError(f"{where}/{file} has no state_dict; it is no checkpoint of neuronx-nemo-megatron.")
+        raise CheckpointError(f"{where}/{file} has no state_dict; it is not a checkpoint of neuronx-nemo-megatron.")
     virtual = isinstance(held.get("model0"), dict)
     models = [held.get(f"model{v}") for v in range(len(held))] if virtual else [held]
     if kept is not None and virtual:
         raise CheckpointError(
-            f"{where}/{file} has virtual stages, of whose master weights no order is known; take the weights "
+            f"{where}/{file} has virtual stages, and the order of their master weights is not known; take the weights "
             "themselves, without --masters (masters=True)."
         )
     better = masters_of(where, file, held) if kept is not None else {}
@@ -93,7 +93,7 @@ def _chunks(
             else:
                 slab = referred(where, file, key, found) if isinstance(found, Reference) else found
             if not isinstance(slab, Slab):
-                raise CheckpointError(f"{where}/{file}: {key[:200]} is no tensor; fetch it again.")
+                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; fetch it again.")
             if crcs and slab.crc32 is not None and slab.crc32 not in crcs:
                 raise CheckpointError(f"{where}/{file}: {key} is not what the manifest lists; convert the model again.")
             name = canonical(key)

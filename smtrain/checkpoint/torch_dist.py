@@ -195,7 +195,7 @@ def _slab(where: Place, key: str, info: dict[str, Any]) -> Slab:
         raise CheckpointError(f"{where}/{file} is missing or cut short; fetch it again.")
     slab = torchzip.load(_Part(where, file, offset, length), f"{file}@{offset}")
     if not isinstance(slab, Slab):
-        raise ValueError(f"{key} is no tensor in {file}")
+        raise ValueError(f"{key} is not a tensor in {file}")
     return slab
 
 

@@ -49,7 +49,7 @@ def prepare(
     ] = "text",
     encoding: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="What the text is in where it is not UTF-8, e.g. cp1252.", show_default=False),
+        typer.Option(help="Encoding of the text, if it is not UTF-8, e.g. cp1252.", show_default=False),
     ] = None,
     separator: Annotated[Optional[str], typer.Option(help="What separates documents of plain text.")] = None,  # noqa: UP045
     unicode: Annotated[str, typer.Option(help="Normalization: none, nfc or nfkc.")] = "none",
@@ -87,7 +87,7 @@ def prepare(
             codecs.lookup(encoding)
         except LookupError:
             raise ConfigError(
-                [f"--encoding {encoding}: is no encoding that Python knows; name one such as cp1252"]
+                [f"--encoding {encoding}: Python knows no such encoding; name one such as cp1252"]
             ) from None
     typed(FLAGS)
     options.folder_of("OUT", output)
@@ -201,10 +201,10 @@ def report(
     model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,  # noqa: UP045
     against: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Text that a model will be tested on, to find in INPUT; again for more.", show_default=False),
+        typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable.", show_default=False),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="As of data prepare.")] = "auto",
-    text_column: Annotated[str, typer.Option(help="As of data prepare.")] = "text",
+    form: Annotated[str, typer.Option("--format", help="As for `smtrain data prepare`.")] = "auto",
+    text_column: Annotated[str, typer.Option(help="As for `smtrain data prepare`.")] = "text",
     limit_mb: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option("--limit-mb", min=0.001, help="Read so many megabytes at most.", show_default=False),
@@ -223,7 +223,7 @@ def report(
     if not overwrite:
         refuse_others(Path(out))
     if Path(out).is_dir() or not Path(out).parent.is_dir():
-        raise ConfigError([f"--out {out}: is no file in a folder that is there; name one"])
+        raise ConfigError([f"--out {out}: its folder is not there; name a file in a folder that is"])
     made = reports.report(
         inputs, Path(model) if model else None, against or (), text_column=text_column, format=cast(Any, form),
         most_bytes=round(limit_mb * 1e6) if limit_mb else None,
@@ -302,4 +302,6 @@ def named(word: str, text: str) -> None:
     if not text.strip():
         raise ConfigError([f"{word} is an empty name; name a file or a folder"])
     if "://" in text and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
-        raise ConfigError([f"{word}: {text} is no folder of this machine; copy the tokens here (`aws s3 sync`) first"])
+        raise ConfigError(
+            [f"{word}: {text} is not a folder of this machine; copy the tokens here (`aws s3 sync`) first"]
+        )

@@ -130,7 +130,7 @@ def verify(
 @app.command()
 def pull(
     image: Annotated[
-        str, typer.Argument(metavar="IMAGE", help="An image's URI, as `smtrain images` has them.", show_default=False)
+        str, typer.Argument(metavar="IMAGE", help="An image's URI, as `smtrain images` prints it.", show_default=False)
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch it without asking.")] = False,
 ) -> None:

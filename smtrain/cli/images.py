@@ -29,7 +29,7 @@ def images(
     engine: Annotated[EngineOption, typer.Option(help="Engine to choose the image for.")] = EngineOption.nxd,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List the images, newest first. compute.image, a whole URI, always wins."""
+    """List the images, newest first. A whole URI in compute.image always wins."""
     rows, facts = image_rows(), table("images")
     known = any(engine.value in row["engines"] for row in rows)
     uri = image_uri(region, engine.value) if known else None
@@ -53,4 +53,4 @@ def images(
     told_uri = uri or "no image is known; set compute.image"
     say(f"\n{region}, engine {engine.value} on Neuron cores: {told_uri}")
     say(f"{region}, engine native on GPUs: {gpu_image_uri(region)}")
-    say(f"(known {facts['date']}; compute.image, a whole URI, always wins)")
+    say(f"(known {facts['date']}; a whole URI in compute.image always wins)")

@@ -155,7 +155,9 @@ def _rate(run: str) -> float:
 
     rate = read(run).tokens_per_s()
     if rate is None:
-        raise ConfigError([f"--measured {run}: nothing in it tells tokens a second; give the number itself"])
+        raise ConfigError(
+            [f"--measured {run}: nothing in it says how many tokens a second it trained; give the number itself"]
+        )
     return rate
 
 

@@ -73,8 +73,8 @@ def _of_path(path: Path, name: str) -> Series:
     found_steps = list(steps(text.split("\n")))
     if not found_steps:
         raise DataError(
-            f"{path} has no line of a step that is known here: smtrain's, Megatron-LM's, GPT-NeoX's or NeMo's; give a "
-            "CSV file with the columns step and loss"
+            f"{path} has no line of a training step that smtrain knows: smtrain's, Megatron-LM's, GPT-NeoX's or "
+            "NeMo's; give a CSV file with the columns step and loss"
         )
     return series(name, str(path), found_steps)
 

@@ -73,7 +73,7 @@ class Data(Section):
             try:
                 codecs.lookup(name)
             except LookupError:
-                raise ValueError(f"{name!r} is no encoding that Python knows; name one such as cp1252") from None
+                raise ValueError(f"{name!r} is not an encoding that Python knows; name one such as cp1252") from None
         return name
 
     @property

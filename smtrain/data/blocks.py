@@ -203,7 +203,7 @@ def _too_long(file: SourceFile) -> str:
 
 def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
     if "://" in file.path:
-        raise DataError(f"{file.path} is read by its pages, which takes a file here; download the pair first.")
+        raise DataError(f"{file.path} is read in pages, which needs a file on this machine; download the pair first.")
     data = IndexedDataset(Path(file.path).with_suffix(""))
     tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
     bounds = tokens[np.asarray(data.document_index)]

@@ -164,7 +164,7 @@ class IndexedDataset:
         held = self.bin_path.stat().st_size
         if held != total * self.dtype.itemsize:
             raise DataError(
-                f"{self.bin_path} has {held} bytes and its index tells of {total * self.dtype.itemsize}; "
+                f"{self.bin_path} has {held} bytes and its index says {total * self.dtype.itemsize}; "
                 "prepare the data again."
             )
         self.tokens = _map(self.bin_path, self.dtype)

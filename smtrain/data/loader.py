@@ -195,7 +195,7 @@ def check_size(path: Path, wanted: int) -> None:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); prepare the data again.") from error
     if size != wanted:
-        raise DataError(f"{path} has {size} bytes and its manifest tells of {wanted}; prepare the data again.")
+        raise DataError(f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again.")
 
 
 def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size: int) -> None:

@@ -149,7 +149,7 @@ def assist(
         if used[0].name != name:
             raise DataError(
                 f"this machine tokenizes with {fast.name}{f' ({why})' if why else ''} and the first one with {name}; "
-                "give both the same packages."
+                "install the same packages on both."
             )
 
     with ThreadPoolExecutor(workers or cores_here(), thread_name_prefix="tokenize") as pool:

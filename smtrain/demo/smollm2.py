@@ -123,7 +123,7 @@ def hf_name(name: str) -> str:
     layer = _BLOCK.match(name)
     part, _, kind = name[layer.end() if layer else 0 :].rpartition(".")
     if part not in _NAMES or kind != "weight":
-        raise ConfigError([f"{name}: is no tensor of a Llama; the file holds another kind of model"])
+        raise ConfigError([f"{name}: is not a tensor of a Llama; the file holds another kind of model"])
     return f"{f'model.layers.{layer[1]}.' if layer else ''}{_NAMES[part]}.weight"
 
 

@@ -100,7 +100,7 @@ def show(attempts: Sequence[Job], name: str, folder: Path, *, port: int, host: s
         if not count and all(job.describe()["TrainingJobStatus"] in ENDED for job in attempts):
             raise JobError(f"{name} has no step, and none is to come; `smtrain logs {attempts[-1].name}` says why")
         files.flush()
-        say(f"{count} steps of {name}; TensorBoard is opened on http://{host}:{port}, Ctrl-C ends it")
+        say(f"{count} steps of {name}; TensorBoard runs on http://{host}:{port}, Ctrl-C ends it")
         command = ["--logdir", str(folder), "--host", host, "--port", str(port)]
         process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", *command])
         try:

@@ -98,4 +98,4 @@ def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
             warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers 5 by an older name
             return PeftModel.from_pretrained(model, str(adapter))
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{adapter} is no adapter for the model in {folder} ({first_line(error)})") from error
+        raise CheckpointError(f"{adapter} is not an adapter for the model in {folder} ({first_line(error)})") from error

@@ -104,6 +104,6 @@ def announce(target: JobPlace, config: JobConfig, request: Mapping[str, Any], sa
         say(f"graphs: all {told['graphs']} were compiled by {told['job']} ({uri})")
     else:
         say(
-            "graphs: not compiled ahead, so all instances wait for the compiler at the first steps; "
+            "graphs: not compiled ahead, so all instances wait for the compiler in the first steps; "
             f"stage compile does it on one ({uri})"
         )

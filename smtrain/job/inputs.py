@@ -129,8 +129,8 @@ def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
         raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "
                            "an s3:// URI"])  # fmt: skip
     if mounted and not config.network.subnets:
-        raise ConfigError([f"network.subnets: {mounted} is reached from within its VPC alone; set network.subnets and "
-                           "network.security_group_ids"])  # fmt: skip
+        raise ConfigError([f"network.subnets: {mounted} can only be reached from within its VPC; set "
+                           "network.subnets and network.security_group_ids"])  # fmt: skip
 
 
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:

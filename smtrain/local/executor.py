@@ -118,7 +118,7 @@ class Executor:
         if job.ended or not isinstance(run, JobRun) or kind not in ("spot", "fault"):
             raise ValueError(f"{job.name} does not run, or {kind!r} is neither spot nor fault")
         if kind == "spot" and not job.request.get("EnableManagedSpotTraining"):
-            raise ValueError(f"{job.name} is no spot job")
+            raise ValueError(f"{job.name} is not a spot job")
         run.attempt.lose(SPOT if kind == "spot" else FAULT)
         return {}
 

@@ -95,7 +95,7 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
     for other, plain in _GPT2_PLAIN.items() if kind == "gpt2" else ():
         if bool(config.get(other, plain)) is not plain:
             raise CheckpointError(
-                f"config.json has {other} = {config[other]!r}, which smtrain does not train: it takes {plain} alone"
+                f"config.json has {other} = {config[other]!r}, which smtrain does not train: only {plain} will do"
             )
     return HFConfig(
         shape=shape,

@@ -138,7 +138,7 @@ def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> 
     except ConfigError as error:
         return Report(_of_config(error))
     found = cluster.look(chain, stages, probe="train" in stages)
-    return Report((Finding("config", "ok", "the config is whole"), *found))
+    return Report((Finding("config", "ok", "the config is valid"), *found))
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:

@@ -58,7 +58,7 @@ def data(context: Context) -> Iterator[Finding]:
     remedy = "prepare the text again: `smtrain launch CONFIG --stage prepare` without data.prepared"
     manifest = _json_of(context, uri, "manifest.json")
     if manifest is None:
-        yield Finding("data", "fault", f"{uri} is no prepared dataset: it has no manifest.json", remedy)
+        yield Finding("data", "fault", f"{uri} is not a prepared dataset: it has no manifest.json", remedy)
         return
     if manifest.get("format_version") != PREPARED_FORMAT:
         yield Finding(

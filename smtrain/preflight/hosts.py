@@ -24,6 +24,7 @@ def hosts(context: Context) -> Iterator[Finding]:
         )  # fmt: skip
     elif not row["efa"]:
         yield Finding(
-            "hosts", "fault", f"{compute.instance_type} has no EFA, over which hosts talk: {compute.instance_count} of "
-            "them cannot train together", "set compute.instance_count: 1, or choose ml.trn1.32xlarge or larger",
+            "hosts", "fault", f"{compute.instance_type} has no EFA, which hosts need to talk to one another: "
+            f"{compute.instance_count} of them cannot train together",
+            "set compute.instance_count: 1, or choose ml.trn1.32xlarge or larger",
         )  # fmt: skip

@@ -31,7 +31,7 @@ def limits(context: Context) -> Iterator[Finding]:
             f"set it to {KEEP_ALIVE} or less",
         )  # fmt: skip
     if not told:
-        yield Finding("limits", "ok", f"the requests of {', '.join(context.stages)} keep the API's limits")
+        yield Finding("limits", "ok", f"the requests of {', '.join(context.stages)} are within the API's limits")
 
 
 def violations(request: dict[str, Any]) -> Iterator[str]:

@@ -120,7 +120,7 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
         versions = ", ".join(sorted({n.python for n in found}))
         yield Finding("nodes", "ok", f"{len(found)} nodes have Python {versions} with all that is needed")
     elif not found:
-        yield Finding("nodes", "warning", "nodes were asked and said nothing", "look at `srun hostname` by hand")
+        yield Finding("nodes", "warning", "nodes were asked and did not answer", "look at `srun hostname` by hand")
 
 
 def _parent(place: SlurmPlace) -> str:

@@ -64,4 +64,4 @@ def refuse_other(file: Path, overwrite: bool) -> None:
     with file.open("rb") as content:
         head = content.read(4096)
     if _MARK.encode() not in head:
-        raise ConfigError([f"{file}: is there and no report; name another file, or use --overwrite"])
+        raise ConfigError([f"{file}: exists and is not a report; name another file, or use --overwrite"])

@@ -42,7 +42,10 @@ def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
         large = [(name, body) for name, body in missing if isinstance(body, Path)]
         if head.host is not None and large:
             if why := _without_rsync(head):
-                say(f"{why}, so that a file whose copy breaks is copied from its beginning; rsync on both would go on")
+                say(
+                    f"{why}, so a file whose copy breaks off is copied again from its beginning; with rsync on both "
+                    "machines it would go on"
+                )
             else:
                 _rsync(head, shared, folder, large)
                 missing = [one for one in missing if one not in large]

@@ -176,7 +176,7 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     """`sampling` with single settings replaced. Raises `ConfigError` for one that there is not."""
     if unknown := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
         names = ", ".join(Sampling.__dataclass_fields__)
-        raise ConfigError([f"{unknown[0]}: is no setting of a generation; there are {names}"])
+        raise ConfigError([f"{unknown[0]}: is not a setting of a generation; those are {names}"])
     if isinstance(settings.get("stop"), str):
         settings = {**settings, "stop": (settings["stop"],)}
     return replace(sampling, **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})})
@@ -200,7 +200,7 @@ def chosen(
             )
         found = find(base, target)
     elif on_top is not None and not on_top.is_adapter:
-        raise CheckpointError(f"{on_top.name} is no adapter: it has no adapter_config.json")
+        raise CheckpointError(f"{on_top.name} is not an adapter: it has no adapter_config.json")
     if found.is_adapter or (other is not None and other.is_adapter):
         name = found.name if found.is_adapter else other.name if other else ""
         raise CheckpointError(f"{name} is an adapter where a whole model is needed")

@@ -142,7 +142,7 @@ def _begun(file: Path, overwrite: bool, batch: int, settings: list[Any]) -> tupl
     if file.exists() and not overwrite:
         raise DataError(f"{file} is there already; name another file, or replace it with --overwrite (overwrite=True)")
     if not file.parent.is_dir():
-        raise DataError(f"{file.parent} is no folder; make it, or name another file")
+        raise DataError(f"{file.parent} is not a folder; make it, or name another file")
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     part = file.with_name(f".{file.name}.{key}.part")
     whole: list[dict[str, Any]] = []

@@ -99,7 +99,7 @@ def _here(path: Path, name: str) -> FoundModel:
             return FoundModel(name, _json(folder / ADAPTER), weights_in(folder), True, folder)
     if (path / "manifest.json").is_file() or any(path.glob("*/manifest.json")) or any(path.rglob("dp_rank_00_tp*")):
         raise CheckpointError(
-            f"{name} is no Hugging Face folder; `smtrain convert {name} FOLDER --to hf` makes one of a checkpoint"
+            f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf` makes one of a checkpoint"
         )
     lacks = "weights" if (path / "config.json").is_file() else f"neither config.json nor {ADAPTER}"
     raise CheckpointError(

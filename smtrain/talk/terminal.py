@@ -59,7 +59,7 @@ class Terminal:
                 if pressed:
                     return
                 pressed = True
-                say("Ctrl-C once more leaves, and so does /quit", error=True)
+                say("Ctrl-C again leaves, and so does /quit", error=True)
 
     def _read(self) -> str | None:
         lines = [self._line(PROMPT)]

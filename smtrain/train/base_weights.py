@@ -56,7 +56,7 @@ class BaseWeights:
                 if before != crc:
                     raise CheckpointError(
                         f"the weights that the run begins from are not the same everywhere: ranks {one} and {rank} "
-                        f"read other bytes of {name}; start the job again, and it reads them anew"
+                        f"read different bytes of {name}; start the job again to read them anew"
                     )
         crcs = {name: crc for name, (crc, _) in first.items()}
         if dist.get_rank() == 0 and not set(crcs) <= set(self._known):

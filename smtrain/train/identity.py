@@ -8,7 +8,7 @@ from typing import Any
 from smtrain.checkpoint.digest import weights_digest
 from smtrain.checkpoint.sources import WeightSource
 
-# What changes no number of a step, or is written otherwise by each version of transformers.
+# What changes no weight of a step, or is written otherwise by each version of transformers.
 _FREE = {
     "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path", "architectures", "use_cache",
     "_attn_implementation", "return_dict", "output_attentions", "output_hidden_states", "model_type",

@@ -94,7 +94,7 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
     if not chosen:
         held = ", ".join(str(s.step) for s in reversed(saved)) or "none"
         raise CheckpointError(
-            f"checkpoint.step: {step} is no whole checkpoint of this run (those are: {held}); name one of them, or "
+            f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {held}); name one of them, or "
             "leave it out to go on from the newest"
         )
     return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])

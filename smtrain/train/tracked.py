@@ -46,7 +46,7 @@ def _secret() -> Callable[[Secret], str]:
     except ModuleNotFoundError:
 
         def read(named: Secret) -> str:
-            raise SmtrainError(f"the secret {named.secret or named.ssm} can be read in a job alone")
+            raise SmtrainError(f"the secret {named.secret or named.ssm} can only be read inside a job")
 
     return read
 

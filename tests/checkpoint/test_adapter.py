@@ -129,7 +129,7 @@ def test_what_is_no_plain_lora_is_refused_by_name(key: str, value: Any, says: st
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda f: save_file({n: t * 0 for n, t in load_file(f).items()}, f), "changes no number"),
+        (lambda f: save_file({n: t * 0 for n, t in load_file(f).items()}, f), "changes no weight"),
         (lambda f: save_file({n: t / 0 for n, t in load_file(f).items()}, f), "not finite"),
         (lambda f: save_file({n: t for n, t in load_file(f).items() if "lora_A" in n}, f), "only one factor"),
         (lambda f: save_file({**load_file(f), "base_model.model.lm_head.weight": torch.ones(2, 2)}, f), "no factor"),

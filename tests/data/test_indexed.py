@@ -74,7 +74,7 @@ def test_a_cut_bin_and_a_missing_one_are_named(golden: Path, tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"x\.bin is missing"):
         IndexedDataset(tmp_path / "x")
     (tmp_path / "x.bin").write_bytes((golden / "corpus_text_document.bin").read_bytes()[:-2])
-    with pytest.raises(DataError, match="1834 bytes and its index tells of 1836"):
+    with pytest.raises(DataError, match="1834 bytes and its index says 1836"):
         IndexedDataset(tmp_path / "x")
 
 

@@ -176,7 +176,7 @@ def test_what_is_no_prepared_dataset_is_refused(tmp_path: Path) -> None:
         load(tmp_path, 2)
     folder = make(tmp_path / "data", 100)
     (folder / "tokens.bin").write_bytes(b"12")
-    with pytest.raises(DataError, match="has 2 bytes and its manifest tells of 200"):
+    with pytest.raises(DataError, match="has 2 bytes and its manifest says 200"):
         load(folder, 2)
     (folder / "tokens.bin").unlink()
     with pytest.raises(DataError, match=r"tokens\.bin cannot be read"):

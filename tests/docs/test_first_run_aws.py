@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +16,7 @@ from botocore.parsers import ResponseParserError
 import smtrain
 import smtrain.aws.calls
 from smtrain.aws.local_plane import ensure_running
+from smtrain.checkpoint.summary import verify
 from smtrain.cli import main
 from smtrain.config import Stage
 from smtrain.edge import sentence
@@ -68,6 +71,103 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
         assert (machine == "ml.trn1.32xlarge") == (stage == "train"), (stage, machine)
         assert serves(sent["AlgorithmSpecification"]["TrainingImage"], "nxd")
         assert sent["RoleArn"].endswith(":role/smtrain-training")
+
+
+def on_page(command: str, section: str) -> str:
+    """The page's command that begins so, in a section of that number."""
+    page = PAGE.read_text("utf-8")
+    told = page.split(f"\n## {section}. ")[1].partition("\n## ")[0]
+    return next(line for line in re.findall(r"^\$ (.*)$", told, re.MULTILINE) if line.startswith(command))
+
+
+@pytest.mark.slow
+def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Sections 10 to 15 as they are typed, for a tiny model on a CPU machine, which this machine can be."""
+    import boto3
+
+    for key, value in {**as_aws(), "SMTRAIN_TARGET": "aws"}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(tmp_path)
+    s3, iam, ecr = (boto3.client(name) for name in ("s3", "iam", "ecr"))
+    s3.create_bucket(Bucket="walked")
+    for kind, folder in trained_inputs.items():
+        for file in folder.iterdir():
+            s3.upload_file(str(file), "walked", f"{kind}/{file.name}")
+    registry = ecr.create_repository(repositoryName="own")["repository"]["repositoryUri"]
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    layers = {"schemaVersion": 2, "mediaType": kind, "config": {"digest": "sha256:" + "0" * 64}, "layers": []}
+    ecr.put_image(repositoryName="own", imageManifest=json.dumps(layers), imageTag="1")
+    config: dict[str, Any] = {
+        "name": "walk",
+        "target": "aws",
+        "model": {"path": "s3://walked/model/"},
+        "data": {"path": "s3://walked/text/"},
+        "train": {
+            "steps": 9999, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "warmup_steps": 2,
+            "save_interval": 4,
+        },
+        "compute": {
+            "instance_type": "ml.m5.xlarge", "processes_per_instance": 1, "max_run": "2h", "image": f"{registry}:1",
+            "role": "smtrain-training",
+        },
+        "output": {"s3_uri": "s3://walked/smtrain"},
+        "generate": {"prompts": ["the red fox"], "max_new_tokens": 4},
+    }  # fmt: skip
+    Path("run.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    made = policies(config, target="aws")
+    iam.create_role(RoleName="smtrain-training", AssumeRolePolicyDocument=json.dumps(made["trust"]))
+    iam.put_role_policy(RoleName="smtrain-training", PolicyName="smtrain", PolicyDocument=json.dumps(made["role"]))
+
+    def type_(line: str, job: str = "") -> str:
+        left = typed(re.sub(r"\bJOB\b", job, line), monkeypatch)
+        told = capsys.readouterr()
+        assert left == 0, f"{line}: {told.out}{told.err}"
+        return told.out
+
+    type_("smtrain launch run.yaml --stage prepare -y")
+    train = type_(on_page("smtrain launch run.yaml --stage train", "10") + " -y")
+    (name,) = re.findall(r"^job: (\S+)$", train, re.MULTILINE)
+    job = smtrain.Job(name, "aws")
+    while not job.checkpoints:
+        assert job.status == "InProgress", job.explain()
+        time.sleep(0.1)
+    assert name in type_(on_page("smtrain list", "11"))
+    type_(on_page("smtrain stop", "12"), name)
+    while job.status == "Stopping":
+        time.sleep(0.1)
+    assert job.status == "Stopped"
+    assert "step=1 " in type_(on_page("smtrain logs", "11"), name)
+    status = type_(on_page("smtrain status", "11"), name)
+    saved = int(max(record["step"] for record in job.records))
+    assert re.search(rf"^checkpoint: +step {saved},", status, re.MULTILINE), status
+    # What there is, before the run goes on: a whole checkpoint, and a model of it.
+    type_(f"smtrain download {name} kept --what checkpoints")
+    assert verify(tmp_path / "kept") > 0
+    export = type_(on_page("smtrain launch run.yaml --stage export", "13"))
+    (early,) = re.findall(r"^job: (\S+)$", export, re.MULTILINE)
+    type_(f"smtrain download {early} early")
+    assert (tmp_path / "early/model.safetensors").is_file()
+
+    # The same command goes on; two more steps are enough to see it.
+    config["train"]["steps"] = saved + 2
+    Path("run.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    type_(f"{on_page('smtrain run', '10')} --download my-new-model")
+    (again,) = [one for one in type_("smtrain list").split() if one.startswith("walk-train-") and one != name]
+    assert min(record["step"] for record in smtrain.Job(again, "aws").records) == saved + 1
+    assert (tmp_path / "my-new-model/model.safetensors").is_file()
+    weights = [(tmp_path / f"{folder}/model.safetensors").read_bytes() for folder in ("early", "my-new-model")]
+    assert weights[0] != weights[1]
+    status = type_(on_page("smtrain status", "13"), again)
+    assert f"step:        {saved + 2}  loss " in status
+    (download,) = re.findall(r"(smtrain download walk-export-\S+ FOLDER)", status)
+    type_(download.replace("FOLDER", "exported"))
+    assert (tmp_path / "exported/model.safetensors").read_bytes() == weights[1]
+    type_(on_page("smtrain download", "13"), again)
+    assert (tmp_path / "measured/metrics.jsonl").is_file()
+    type_(on_page("smtrain pool release", "15"))
 
 
 def test_what_the_control_plane_lacks_is_answered_as_aws_answers(local_home: Path) -> None:

@@ -182,7 +182,9 @@ def test_a_fallback_type_without_a_quota_is_a_warning(aws: dict[str, Any]) -> No
 
 def test_hosts_that_cannot_talk_to_one_another_are_told(aws: dict[str, Any]) -> None:
     small = with_(aws, "compute", instance_type="ml.trn1.2xlarge", instance_count=4)
-    assert "ml.trn1.2xlarge has no EFA, over which hosts talk: 4 of them" in only_fault(report(small, "hosts"), "hosts")
+    assert "ml.trn1.2xlarge has no EFA, which hosts need to talk to one another: 4 of them" in only_fault(
+        report(small, "hosts"), "hosts"
+    )
     assert report(aws, "hosts").ok
 
 

@@ -120,7 +120,7 @@ def node(name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, 
         ([node(), node("n2", clock=200)], "warning", "the clocks of the nodes differ by 100 s"),
         ([node(lacks="python3"), node("n2")], "fault", "n1 have no python3"),
         ([node(lacks="torch,yaml"), node("n2", lacks="torch")], "fault", "n1, n2 lack torch, yaml"),
-        ([], "warning", "nodes were asked and said nothing"),
+        ([], "warning", "nodes were asked and did not answer"),
     ],
 )
 def test_nodes_are_judged_by_what_they_say(raw: dict[str, Any], found: list[NodeAnswer], level: str, text: str) -> None:

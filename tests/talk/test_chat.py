@@ -240,10 +240,10 @@ def test_an_adapter_is_compared_with_its_base_in_one_copy_of_the_weights(folder:
     assert talk._speakers[0].loaded is talk._speakers[1].loaded
     assert answers["trained"] == alone.ask("hello") != answers["base"]
     assert answers["base"] == smtrain.chat(folder, **GREEDY).ask("hello")
-    with pytest.raises(CheckpointError, match="is no adapter"):
+    with pytest.raises(CheckpointError, match="is not an adapter"):
         smtrain.chat(folder, adapter=folder, **GREEDY)
     wrong = make(tmp_path / "wrong", "gpt_neox")
-    with pytest.raises(CheckpointError, match="is no adapter for the model in"):
+    with pytest.raises(CheckpointError, match="is not an adapter for the model in"):
         smtrain.chat(wrong, adapter=tmp_path / "adapter", **GREEDY)
 
 

@@ -211,7 +211,7 @@ def test_by_hand_an_older_one_and_its_line_from_then_on(run: Run) -> None:
     assert {s: n for s, n in run.losses().items() if s <= 2} == {s: n for s, n in known.items() if s <= 2}
     assert "from checkpoint step_00000005" in run.attempt(), "what was abandoned is not returned to"
     with pytest.raises(
-        SmtrainError, match=r"checkpoint.step: 1 is no whole checkpoint of this run \(those are: 4, 5, 6\)"
+        SmtrainError, match=r"checkpoint.step: 1 is not a whole checkpoint of this run \(those are: 4, 5, 6\)"
     ):
         run.attempt(checkpoint={"step": 1})
 
