@@ -175,7 +175,7 @@ def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -
         (["{a}"], "two or more"),
         (["{a}", "{far}"], "no step in common: far.jsonl goes from 900 to 929, a.jsonl from 1 to 30"),
         (["{a}", "nowhere/x.log"], "nowhere/x.log: there is no such file"),
-        (["{a}", "{words}"], "has no line of a step that is known here"),
+        (["{a}", "{words}"], "has no line of a training step that smtrain knows"),
         (["{a}", "{empty}"], "holds neither metrics.jsonl nor TensorBoard"),
         (["{a}", "{a}", "--by", "tokens"], "--tokens-per-step"),
         (["{a}", "{a}", "--window", "0"], "must be above 0"),
