@@ -211,7 +211,7 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
 
     from smtrain.checkpoint import safetensors
     from smtrain.checkpoint.dtypes import BF16
-    from smtrain.checkpoint.writing import Tensor
+    from smtrain.checkpoint.tensor_files import Tensor
     from smtrain.model.families import ModelShape
 
     config = {

@@ -21,7 +21,7 @@ from smtrain.checkpoint.manifest import FORMAT as NATIVE
 from smtrain.checkpoint.manifest import NAME as NATIVE_MANIFEST
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.open import format_of, newest_checkpoint
-from smtrain.checkpoint.places import Place, is_uri, place, read_text
+from smtrain.checkpoint.storage import Place, is_uri, place, read_text
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.lora import A, B

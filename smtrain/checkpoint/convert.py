@@ -22,10 +22,10 @@ from smtrain.checkpoint.nxd_names import Qkv
 from smtrain.checkpoint.nxd_writer import write_nxd
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.peft import write_peft
-from smtrain.checkpoint.places import is_uri, place
 from smtrain.checkpoint.reordered import Reordered
 from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.staging import refuse_overlap
+from smtrain.checkpoint.storage import is_uri, place
 from smtrain.checkpoint.torch_dist_writer import write_torch_dist
 from smtrain.edge import public
 from smtrain.errors import CheckpointError, ConfigError

@@ -11,8 +11,8 @@ from smtrain.checkpoint.model_card import write_card
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.open import best_checkpoint, open_weights
 from smtrain.checkpoint.peft import write_peft
-from smtrain.checkpoint.places import place
 from smtrain.checkpoint.staging import refuse_overlap
+from smtrain.checkpoint.storage import place
 from smtrain.model.families import ModelShape
 
 

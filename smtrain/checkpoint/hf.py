@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import safetensors, torchzip
+from smtrain.checkpoint.conversion_manifest import checksums, read_manifest
+from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
-from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
-from smtrain.checkpoint.plan import ConversionPlan
-from smtrain.checkpoint.produce import produce
+from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.sources import Read, WeightSource
-from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
-from smtrain.checkpoint.written import checksums, read_manifest
+from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally, place, read_text
+from smtrain.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.errors import CheckpointError
 from smtrain.model import hf_tokenizer
 from smtrain.model.card import README
@@ -211,7 +211,7 @@ def write_hf(
         extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
     extras["config.json"] = _json(_with_dtype(for_everyone(config), {tensor.dtype for tensor in tensors.values()}))
     replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
-    produce(
+    execute(
         source, target, ConversionPlan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces), overwrite
     )
 

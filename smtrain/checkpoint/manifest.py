@@ -31,7 +31,7 @@ from smtrain.model.layout import Layout
 from smtrain.model.lora import AdapterShape, Lora, from_described
 
 if TYPE_CHECKING:
-    from smtrain.checkpoint.places import Place
+    from smtrain.checkpoint.storage import Place
 
 log = logging.getLogger(__name__)
 

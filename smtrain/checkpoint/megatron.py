@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from smtrain.checkpoint import torchzip
+from smtrain.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.checkpoint.megatron_names import (
     EMBEDDING,
     HEAD,
@@ -25,8 +26,7 @@ from smtrain.checkpoint.megatron_names import (
     table,
 )
 from smtrain.checkpoint.pieces import PieceSource, TensorBlock
-from smtrain.checkpoint.places import Place, Slab, read_text
-from smtrain.checkpoint.written import checksums, read_manifest
+from smtrain.checkpoint.storage import Place, Slab, read_text
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 

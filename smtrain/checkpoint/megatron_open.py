@@ -8,7 +8,7 @@ from smtrain.checkpoint import nnm_names
 from smtrain.checkpoint.hf import read_config
 from smtrain.checkpoint.megatron import FOLDER, MegatronSource, iteration, rank_files
 from smtrain.checkpoint.nnm import NNMSource
-from smtrain.checkpoint.places import Place, place
+from smtrain.checkpoint.storage import Place, place
 from smtrain.checkpoint.torch_dist import TorchDistSource, backend
 from smtrain.errors import CheckpointError
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.checkpoint import pickling, torchzip
+from smtrain.checkpoint import pickling, torchzip_writer
+from smtrain.checkpoint.conversion_plan import ConversionPlan
+from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.fused import FusedCut, FusedSource
 from smtrain.checkpoint.megatron import TRACKER
 from smtrain.checkpoint.megatron_args import arguments
@@ -24,10 +26,8 @@ from smtrain.checkpoint.megatron_names import (
     spelled,
     table,
 )
-from smtrain.checkpoint.plan import ConversionPlan
-from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
+from smtrain.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape
 
@@ -82,7 +82,7 @@ def write_megatron(
         for t in range(cut.tp):
             tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for chunk in names for key, _ in chunk}
             file = f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if cut.pp > 1 else ''}/model_optim_rng.pt"
-            ranks.append(torchzip.container(file, tensors, _pickled(settings, names, tensors, spelling)))
+            ranks.append(torchzip_writer.container(file, tensors, _pickled(settings, names, tensors, spelling)))
         containers += ranks
         groups.append([(Write(key, (key,), tuple(ranks)),) for chunk in names for key, _ in chunk])
         assert len(stage) == len(names)
@@ -93,7 +93,7 @@ def write_megatron(
         "topology": {"tp": cut.tp, "pp": cut.pp, "vpp": cut.vpp},
     }
     extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode(), TRACKER: b"1"}
-    produce(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
+    execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 
 def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[str, str]]]:
@@ -120,7 +120,7 @@ def _pickled(
     number = {key: n for n, key in enumerate(tensors)}
     models = [
         {
-            spelled(local, spelling): pickling.Opcodes(torchzip.pickle_tensor(number[key], tensors[key]))
+            spelled(local, spelling): pickling.Opcodes(torchzip_writer.pickle_tensor(number[key], tensors[key]))
             for key, local in chunk
         }
         for chunk in names

@@ -16,8 +16,8 @@ from smtrain.checkpoint import dtypes
 from smtrain.checkpoint.adapter import Adapter
 from smtrain.checkpoint.digest import weights_digest
 from smtrain.checkpoint.dtypes import Bits
-from smtrain.checkpoint.places import Bounds, Tally
 from smtrain.checkpoint.sources import WeightSource, Wrapped
+from smtrain.checkpoint.storage import Bounds, Tally
 from smtrain.errors import CheckpointError
 
 _BLOCK = 1 << 20  # numbers looked at together

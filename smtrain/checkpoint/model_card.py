@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.checkpoint.manifest import Manifest
-from smtrain.checkpoint.places import Place, read_text
+from smtrain.checkpoint.storage import Place, read_text
 from smtrain.errors import CheckpointError
 from smtrain.model.card import README, card, hub_name, metadata, table, usage
 from smtrain.model.hf_folder import SOURCE, is_legal

@@ -22,10 +22,10 @@ from smtrain.checkpoint import dtypes, safetensors
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
 from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
-from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place, read_text
 from smtrain.checkpoint.sources import Read, WeightSource
+from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally, place, read_text
+from smtrain.checkpoint.tensor_files import Tensor
 from smtrain.checkpoint.verifying import check_hash, verify
-from smtrain.checkpoint.writing import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.layout import Layout
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from smtrain.checkpoint import manifest as manifests
+from smtrain.checkpoint.conversion_plan import others
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file, write_stream
-from smtrain.checkpoint.places import is_uri
-from smtrain.checkpoint.plan import others
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import Staging, is_unfinished, present, staged
-from smtrain.checkpoint.writing import Tensor
+from smtrain.checkpoint.storage import is_uri
+from smtrain.checkpoint.tensor_files import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smtrain.checkpoint import torchzip
+from smtrain.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.checkpoint.megatron import global_blocks
 from smtrain.checkpoint.megatron_names import HEAD, ignored, mesh_faults, table
 from smtrain.checkpoint.nnm_masters import Master, buffers_of
@@ -12,9 +13,8 @@ from smtrain.checkpoint.nnm_masters import masters as masters_of
 from smtrain.checkpoint.nnm_names import canonical, part, rank_files
 from smtrain.checkpoint.nxd import referred
 from smtrain.checkpoint.pieces import PieceSource
-from smtrain.checkpoint.places import Place, Slab
+from smtrain.checkpoint.storage import Place, Slab
 from smtrain.checkpoint.unpickle import Reference
-from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from smtrain.checkpoint import torchzip
+from smtrain.checkpoint import torchzip_writer
+from smtrain.checkpoint.conversion_plan import ConversionPlan
+from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.fused import FusedCut, FusedSource
 from smtrain.checkpoint.megatron_names import HEAD, LAYER
 from smtrain.checkpoint.megatron_writer import MegatronCut, stage_names
 from smtrain.checkpoint.nnm_names import Release, forms, halves, queries, rank_folder, written
 from smtrain.checkpoint.pickling import Called, Name, New, Opcodes, dumps
-from smtrain.checkpoint.plan import ConversionPlan
-from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
+from smtrain.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Shard
 
@@ -84,7 +84,7 @@ def write_nnm(
         "topology": {"tp": cut.tp, "pp": cut.pp},
     }  # fmt: skip
     extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
-    produce(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
+    execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 
 def _checkpoint(state: dict[str, Any]) -> bytes:
@@ -95,10 +95,10 @@ def _plain(
     file: str, tensors: dict[str, Tensor], table: dict[str, str], release: Release
 ) -> tuple[list[TensorFile], dict[str, TensorFile]]:
     state = {
-        table[key]: Opcodes(torchzip.pickle_tensor(number, tensor))
+        table[key]: Opcodes(torchzip_writer.pickle_tensor(number, tensor))
         for number, (key, tensor) in enumerate(tensors.items())
     }
-    container = torchzip.container(file, tensors, _checkpoint(state))
+    container = torchzip_writer.container(file, tensors, _checkpoint(state))
     return [container], dict.fromkeys(tensors, container)
 
 
@@ -107,10 +107,10 @@ def _xser(
 ) -> tuple[list[TensorFile], dict[str, TensorFile]]:
     by_key, state = {}, {}
     for tid, (key, tensor) in enumerate(tensors.items()):
-        alone = b"\x80\x02" + torchzip.pickle_tensor(0, tensor) + b"."
-        by_key[key] = torchzip.container(f"{file}.tensors/tensor_{tid}.pt", {key: tensor}, alone)
+        alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
+        by_key[key] = torchzip_writer.container(f"{file}.tensors/tensor_{tid}.pt", {key: tensor}, alone)
         told: dict[str, Any] = {"tid": tid}
         if release == "2.21":
             told |= {"shape": Called(Name("torch", "Size"), (tensor.shape,)), "dtype": Name("torch", tensor.dtype.name)}
         state[table[key]] = New(_REFERENCES[release], told)
-    return [*by_key.values(), torchzip.container(file, {}, _checkpoint(state))], by_key
+    return [*by_key.values(), torchzip_writer.container(file, {}, _checkpoint(state))], by_key

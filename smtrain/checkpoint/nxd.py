@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from smtrain.checkpoint import torchzip
+from smtrain.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.hf import COMPUTED, read_config
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_files, stored
-from smtrain.checkpoint.places import Bounds, Place, Slab, Tally, place
 from smtrain.checkpoint.sources import Read, WeightSource
+from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally, place
 from smtrain.checkpoint.unpickle import Reference
-from smtrain.checkpoint.written import checksums, read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.layout import KvOrder, Layout

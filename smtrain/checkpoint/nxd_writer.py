@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from smtrain.checkpoint import torchzip
+from smtrain.checkpoint import torchzip_writer
+from smtrain.checkpoint.conversion_plan import ConversionPlan
+from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_file, stored
-from smtrain.checkpoint.plan import ConversionPlan
-from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
+from smtrain.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import KvOrder, Layout
@@ -73,7 +73,7 @@ def write_nxd(
     }
     extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
-    produce(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
+    execute(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
 
 
 def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) -> Tensor:
@@ -87,7 +87,7 @@ def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) 
 
 
 def _plain(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict[str, TensorFile]]:
-    container = torchzip.container(file, tensors)
+    container = torchzip_writer.container(file, tensors)
     return [container], dict.fromkeys(tensors, container)
 
 
@@ -95,10 +95,10 @@ def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict
     """A file for every tensor, and two that say what they are."""
     by_name = {}
     for tid, (name, tensor) in enumerate(tensors.items()):
-        alone = b"\x80\x02" + torchzip.pickle_tensor(0, tensor) + b"."
-        by_name[name] = torchzip.container(f"{file}.tensors/tensor_{tid}.pt", {name: tensor}, alone)
+        alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
+        by_name[name] = torchzip_writer.container(f"{file}.tensors/tensor_{tid}.pt", {name: tensor}, alone)
     heads = [
-        torchzip.container(file, {}, torchzip.pickle_references(list(tensors))),
-        torchzip.container(f"{file}.info.pt", {}, torchzip.pickle_info(list(tensors.values()))),
+        torchzip_writer.container(file, {}, torchzip_writer.pickle_references(list(tensors))),
+        torchzip_writer.container(f"{file}.info.pt", {}, torchzip_writer.pickle_info(list(tensors.values()))),
     ]
     return [*by_name.values(), *heads], by_name

@@ -13,8 +13,8 @@ from smtrain.checkpoint.megatron_open import open_megatron
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.nxd_names import shard_files
-from smtrain.checkpoint.places import Place, is_uri, place, read_text
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.storage import Place, is_uri, place, read_text
 from smtrain.contract.lineage import Lines
 from smtrain.errors import CheckpointError
 from smtrain.model.layout import KvOrder

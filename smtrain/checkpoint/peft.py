@@ -9,12 +9,12 @@ from typing import Any
 
 from smtrain.checkpoint import safetensors
 from smtrain.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
+from smtrain.checkpoint.conversion_plan import ConversionPlan
+from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.hf import companions_of
 from smtrain.checkpoint.native import NativeSource
-from smtrain.checkpoint.places import place
-from smtrain.checkpoint.plan import ConversionPlan
-from smtrain.checkpoint.produce import produce
-from smtrain.checkpoint.writing import Job, Tensor, Write
+from smtrain.checkpoint.storage import place
+from smtrain.checkpoint.tensor_files import Job, Tensor, Write
 from smtrain.errors import CheckpointError
 from smtrain.model.card import README
 from smtrain.model.layout import Layout
@@ -52,7 +52,7 @@ def write_peft(
     if readme is not None:
         extras[README] = readme
     extras[CONFIG] = (json.dumps(peft_config(lora, base), indent=2) + "\n").encode()
-    produce(
+    execute(
         source,
         target,
         ConversionPlan(layout, [jobs], [container], extras, {"kind": "peft"}, (WEIGHTS, CONFIG)),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from smtrain.checkpoint.dtypes import Bits
-from smtrain.checkpoint.places import Bounds, Tally
 from smtrain.checkpoint.sources import WeightSource, Wrapped
+from smtrain.checkpoint.storage import Bounds, Tally
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape, Role
 

@@ -10,8 +10,8 @@ from math import prod
 from typing import Any
 
 from smtrain.checkpoint.dtypes import BY_CODE
-from smtrain.checkpoint.places import Place, Slab, contiguous
-from smtrain.checkpoint.writing import Tensor, TensorFile
+from smtrain.checkpoint.storage import Place, Slab, contiguous
+from smtrain.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.errors import CheckpointError
 
 _HEADER_LIMIT = 100_000_000

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint.manifest import sync_folder
-from smtrain.checkpoint.places import is_uri
+from smtrain.checkpoint.storage import is_uri
 from smtrain.errors import CheckpointError
 
 PARTIAL = ".partial"

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from smtrain.checkpoint.conversion_manifest import read_manifest
+from smtrain.checkpoint.conversion_plan import MANIFEST
 from smtrain.checkpoint.dtypes import values
 from smtrain.checkpoint.hf import HFSource
 from smtrain.checkpoint.megatron import MegatronSource
@@ -19,13 +21,11 @@ from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nnm import NNMSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
-from smtrain.checkpoint.places import Place
-from smtrain.checkpoint.plan import MANIFEST
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.storage import Place
+from smtrain.checkpoint.tensor_files import BLOCK
 from smtrain.checkpoint.torch_dist import TorchDistSource
 from smtrain.checkpoint.verifying import verify as verify_native
-from smtrain.checkpoint.writing import BLOCK
-from smtrain.checkpoint.written import read_manifest
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 

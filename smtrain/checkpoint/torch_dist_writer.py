@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import torchstream
+from smtrain.checkpoint.conversion_plan import ConversionPlan
+from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.fused import FusedCut, FusedSource
 from smtrain.checkpoint.megatron import TRACKER
 from smtrain.checkpoint.megatron_args import arguments
 from smtrain.checkpoint.megatron_names import EMBEDDING, HEAD, LAYER, spelled, table
 from smtrain.checkpoint.megatron_writer import ITERATION, REPLACES, MegatronCut
 from smtrain.checkpoint.pickling import Called, Name, New, dumps
-from smtrain.checkpoint.plan import ConversionPlan
-from smtrain.checkpoint.produce import produce
 from smtrain.checkpoint.sources import WeightSource
+from smtrain.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.checkpoint.torch_dist import METADATA, SAID
-from smtrain.checkpoint.writing import Job, Tensor, TensorFile, Write
 from smtrain.model.families import ModelShape, Role
 from smtrain.model.layout import Shard
 
@@ -95,7 +95,7 @@ def write_torch_dist(source: WeightSource, target: Path | str, cut: MegatronCut,
     }
     about = {"kind": "megatron", "form": "torch_dist", "topology": {"tp": 1, "pp": 1}}
     plan = ConversionPlan(_Cut(chunks, fused), groups, containers, extras, about, REPLACES)
-    produce(fused, target, plan, overwrite)
+    execute(fused, target, plan, overwrite)
 
 
 def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:

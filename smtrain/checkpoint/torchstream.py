@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from smtrain.checkpoint import torchzip
-from smtrain.checkpoint.writing import Tensor
+from smtrain.checkpoint import torchzip_writer
+from smtrain.checkpoint.tensor_files import Tensor
 
 
 class Alone:
     """A stream of torch.save with one tensor: what stands before and after its numbers, and the length of all."""
 
     def __init__(self, stem: str, tensor: Tensor) -> None:
-        whole = torchzip.container(f"{stem}.pt", {"": tensor}, b"\x80\x02" + torchzip.pickle_tensor(0, tensor) + b".")
+        whole = torchzip_writer.container(
+            f"{stem}.pt", {"": tensor}, b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
+        )
         self.head = b"".join(data for _, data in whole.fixed)
         self._whole, self._size = whole, tensor.size
         self.size = len(self.head) + tensor.size + len(self.tail(0))
 
     def tail(self, crc32: int) -> bytes:
         assert self._whole.tail is not None
-        return torchzip.descriptor(crc32, self._size) + self._whole.tail({"": crc32})
+        return torchzip_writer.descriptor(crc32, self._size) + self._whole.tail({"": crc32})
 
 
 def alone(stem: str, pickled: bytes) -> bytes:
     """A file of torch.save with an object that has no tensors."""
-    whole = torchzip.container(f"{stem}.pt", {}, pickled)
+    whole = torchzip_writer.container(f"{stem}.pt", {}, pickled)
     assert whole.tail is not None
     return b"".join(data for _, data in whole.fixed) + whole.tail({})

@@ -12,11 +12,19 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from smtrain.checkpoint.places import RemotePlace, filesystem
-from smtrain.checkpoint.plan import MANIFEST, ConversionPlan, ConversionProgress, is_done, manifest, matches, on_threads
+from smtrain.checkpoint.conversion_plan import (
+    MANIFEST,
+    ConversionPlan,
+    ConversionProgress,
+    is_done,
+    manifest,
+    matches,
+    on_threads,
+)
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL
-from smtrain.checkpoint.writing import Job, TensorFile, run
+from smtrain.checkpoint.storage import RemotePlace, filesystem
+from smtrain.checkpoint.tensor_files import Job, TensorFile, run
 from smtrain.errors import CheckpointError
 
 _PART = 8 << 20  # bytes of one part of a multipart upload

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.checkpoint import produce, staging
+from smtrain.checkpoint import execute, staging
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.summary import diff, verify
 from smtrain.errors import CheckpointError
@@ -100,7 +100,7 @@ def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None
         def no_space(*_: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        vars(produce)["manifest"] = no_space
+        vars(execute)["manifest"] = no_space
     with suppress(CheckpointError):
         convert(source, target, tp=2, overwrite=True)
 
@@ -119,7 +119,7 @@ def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, f
     elif exists == "another's":  # its journal must go before the files that it tells of
         start.mkdir(parents=True)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(produce, "manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(execute, "manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 convert(source, start, to="hf")
     for moment in range(200):
@@ -145,7 +145,7 @@ def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, f
 
 def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
-    real = vars(produce)["run"]
+    real = vars(execute)["run"]
     calls: list[str] = []
 
     def stops(job: Any, *rest: Any) -> Any:
@@ -154,13 +154,13 @@ def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return real(job, *rest)
 
-    monkeypatch.setattr(produce, "run", stops)
-    monkeypatch.setattr("smtrain.checkpoint.plan.cores_here", lambda: 1)
+    monkeypatch.setattr(execute, "run", stops)
+    monkeypatch.setattr("smtrain.checkpoint.conversion_plan.cores_here", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "out", tp=2, pp=2)
     done, total = len(calls) - 1, 2 + 1 + 8 * 3
     calls.clear()
-    monkeypatch.setattr(produce, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
+    monkeypatch.setattr(execute, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
     convert(source, tmp_path / "out", tp=2, pp=2)
     assert len(calls) == total - done
     assert whole(tmp_path / "out", source)

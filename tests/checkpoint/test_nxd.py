@@ -18,7 +18,7 @@ from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.hf import HFSource, write_hf
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.nxd_writer import write_nxd
-from smtrain.checkpoint.places import place
+from smtrain.checkpoint.storage import place
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 import torch
 
-from smtrain.checkpoint import produce, uploading
+from smtrain.checkpoint import execute, uploading
 from smtrain.checkpoint.convert import convert
 from smtrain.errors import CheckpointError, ConfigError
 from tests.checkpoint.folders import hf_folder
@@ -48,7 +48,7 @@ def test_the_same_again_is_not_done_again(tmp_path: Path, where: str, monkeypatc
     source = hf_folder(tmp_path / "hf", LLAMA)
     target = str(tmp_path / "out") if where == "folder" else f"memory://bucket/{tmp_path.name}"
     convert(source, target, tp=2)
-    for module in (produce, uploading):
+    for module in (execute, uploading):
         monkeypatch.setattr(module, "run", None)
     convert(source, target, tp=2)
     with pytest.raises(CheckpointError, match="other files"):

@@ -90,7 +90,7 @@ def killed(after: int) -> Iterator[list[str]]:
         ):
             patch.setattr(owner, name, counted(getattr(owner, name)))
         patch.setattr(uploading, "_UNSAID", 0)
-        patch.setattr("smtrain.checkpoint.plan.cores_here", lambda: 1)
+        patch.setattr("smtrain.checkpoint.conversion_plan.cores_here", lambda: 1)
         with suppress(KeyboardInterrupt):
             yield seen
 
@@ -164,7 +164,7 @@ def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
         return real(job, *rest)
 
     monkeypatch.setattr(uploading, "run", fails)
-    monkeypatch.setattr("smtrain.checkpoint.plan.cores_here", lambda: 1)
+    monkeypatch.setattr("smtrain.checkpoint.conversion_plan.cores_here", lambda: 1)
     for name in ("there", "new"):
         calls.clear()
         with pytest.raises(CheckpointError, match="cannot be written"):
@@ -215,14 +215,14 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
     s3.create_bucket(Bucket="killed")
     source = hf_folder(tmp_path / "hf", LLAMA)
     code = (
-        "import os, signal, sys; from smtrain.checkpoint import plan, uploading\n"
+        "import os, signal, sys; from smtrain.checkpoint import conversion_plan, uploading\n"
         "from smtrain.checkpoint.convert import convert; from smtrain.checkpoint.summary import diff\n"
         "calls, real, (s, t, most) = 0, uploading.run, sys.argv[1:]\n"
         "def counted(*job):\n"
         "    global calls; calls += 1\n"
         "    if calls > int(most): os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return real(*job)\n"
-        "uploading.run, uploading._UNSAID, plan.cores_here = counted, 0, lambda: 1\n"
+        "uploading.run, uploading._UNSAID, conversion_plan.cores_here = counted, 0, lambda: 1\n"
         "convert(s, t, tp=2, pp=2); print(calls, len(list(diff(s, t))))\n"
     )
     for most in (15, 1000):

@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from smtrain.checkpoint import torchzip
+from smtrain.checkpoint import torchzip, torchzip_writer
 from smtrain.checkpoint.dtypes import BF16, FP32, tensor
-from smtrain.checkpoint.places import Slab, place
-from smtrain.checkpoint.writing import Tensor
+from smtrain.checkpoint.storage import Slab, place
+from smtrain.checkpoint.tensor_files import Tensor
 from smtrain.errors import CheckpointError
 
 
 def test_files_beyond_four_gigabytes_are_laid_out_right(tmp_path: Path) -> None:
     """Sparse, so that it takes no room: one record of more than 4 GiB, and one that begins beyond it."""
     wide, last = Tensor(BF16, (3 << 20, 1 << 10)), Tensor(FP32, (5,))
-    container = torchzip.container("wide.pt", {"wide": wide, "last": last})
+    container = torchzip_writer.container("wide.pt", {"wide": wide, "last": last})
     numbers = torch.arange(5.0)
     with (tmp_path / "wide.pt").open("wb") as file:
         for at, data in container.fixed:
             file.seek(at)
             file.write(data)
         file.seek(container.offsets["wide"] + wide.size)
-        file.write(torchzip.descriptor(0, wide.size))
+        file.write(torchzip_writer.descriptor(0, wide.size))
         file.seek(container.offsets["last"])
         file.write(numbers.numpy().tobytes())
         file.seek(container.end)
@@ -99,8 +99,8 @@ def test_a_pickle_does_nothing_but_describe_tensors(tmp_path: Path, body: bytes,
 
 
 def test_what_xser_says_of_its_tensors_is_what_torch_reads(tmp_path: Path) -> None:
-    info = torchzip.pickle_info([Tensor(BF16, (2, 3)), Tensor(FP32, ())])
-    container = torchzip.container("x.pt", {}, info)
+    info = torchzip_writer.pickle_info([Tensor(BF16, (2, 3)), Tensor(FP32, ())])
+    container = torchzip_writer.container("x.pt", {}, info)
     tail = container.tail({}) if container.tail else b""
     (tmp_path / "x.pt").write_bytes(b"".join(data for _, data in container.fixed) + tail)
     found = torch.load(tmp_path / "x.pt", weights_only=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from smtrain.checkpoint.export import export
 from smtrain.checkpoint.open import newest_checkpoint, open_weights
-from smtrain.checkpoint.places import place
+from smtrain.checkpoint.storage import place
 from smtrain.data.heldout import HeldOut
 from smtrain.data.indexed import IndexedDataset
 from smtrain.demo.inputs import CHAT_TEMPLATE

@@ -10,8 +10,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from smtrain.checkpoint.places import is_uri
-from smtrain.checkpoint.plan import (
+from smtrain.checkpoint.conversion_plan import (
     MANIFEST,
     ConversionPlan,
     ConversionProgress,
@@ -22,12 +21,13 @@ from smtrain.checkpoint.plan import (
 )
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, present, staged
+from smtrain.checkpoint.storage import is_uri
+from smtrain.checkpoint.tensor_files import Job, TensorFile, run
 from smtrain.checkpoint.uploading import upload
-from smtrain.checkpoint.writing import Job, TensorFile, run
 from smtrain.errors import CheckpointError
 
 
-def produce(source: WeightSource, target: Path | str, plan: ConversionPlan, overwrite: bool = True) -> None:
+def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, overwrite: bool = True) -> None:
     """Write `plan` into a folder or under an s3:// URI, which has all of it afterwards, or stays as it was.
 
     Without `overwrite`, what the same call has done before is left. Raises CheckpointError where the source turns out

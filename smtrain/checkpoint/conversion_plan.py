@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.writing import Job, TensorFile
+from smtrain.checkpoint.tensor_files import Job, TensorFile
 from smtrain.errors import CheckpointError
 from smtrain.machine import cores_here
 from smtrain.model.layout import Sharding

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smtrain.checkpoint.places import Place, read_text
-from smtrain.checkpoint.plan import FORMAT, MANIFEST, VERSION
+from smtrain.checkpoint.conversion_plan import FORMAT, MANIFEST, VERSION
 from smtrain.checkpoint.staging import JOURNAL, refuse_unfinished
+from smtrain.checkpoint.storage import Place, read_text
 from smtrain.errors import CheckpointError
 
 
