@@ -42,7 +42,7 @@ def base(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
         "data": {"path": trained_inputs["text"]},
         "parallel": {"tp": 2, "pp": 2, "micro_batch_size": 2},
         "train": {
-            "steps": STEPS, "global_batch_size": 32, "seq_len": 32, "precision": "fp32", "lr": 3e-3, "warmup_steps": 2,
+            "steps": STEPS, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 3e-3, "warmup_steps": 2,
             "save_interval": 4,
         },
         "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},

@@ -224,7 +224,8 @@ def test_list_filters_sorts_and_pages(client: Client) -> None:
     for moment in (first, first + datetime.timedelta(seconds=1)):
         assert listed(CreationTimeAfter=moment) == [name for name in names[::-1] if created[name] > moment]
         assert listed(CreationTimeBefore=moment) == [name for name in names[::-1] if created[name] < moment]
-    assert listed(CreationTimeAfter=datetime.datetime.now(datetime.timezone.utc)) == []
+    later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1)
+    assert listed(CreationTimeAfter=later) == []
     pages = client.sagemaker.get_paginator("list_training_jobs").paginate(
         NameContains=mark, PaginationConfig={"PageSize": 2}
     )
