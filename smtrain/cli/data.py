@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Optional, cast
 import typer
 
 from smtrain.cli import options
+from smtrain.cli.data_given import holdout, named, unescaped
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.text import say
@@ -96,7 +97,7 @@ def prepare(
     named("--model", model)
     common: dict[str, Any] = {
         "seq_len": seq_len, "format": form, "workers": workers, "encoding": encoding, "max_bad": max_bad,
-        "overwrite": overwrite, "holdout": _holdout(validation_fraction, validation_path, validation_split),
+        "overwrite": overwrite, "holdout": holdout(validation_fraction, validation_path, validation_split),
     }  # fmt: skip
     if objective == "sft":
         from smtrain.data.sft import prepare_sft
@@ -111,7 +112,7 @@ def prepare(
         cleaning = Cleaning(cast(Literal["none", "nfc", "nfkc"], unicode), strip_control, min_characters, deduplicate)
         made = prepare_text(
             inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaning, append_eod=not no_eod,
-            separator=_unescaped(separator), **common,
+            separator=unescaped(separator), **common,
         )  # fmt: skip
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
     say(f"tokenized by {made.tokenized_by}")
@@ -263,45 +264,3 @@ def import_(
 
     made = exchange.import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
-
-
-def _holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
-    """What to hold out; None for nothing. Raises `ConfigError` where that is said twice, or is no share."""
-    from smtrain.config.validation import parts
-
-    given = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
-    told = [flag for flag, value in given.items() if value is not None]
-    if len(told) > 1:
-        raise ConfigError([f"{told[0]}, {told[1]}: both say what is held out; leave one of them out"])
-    if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError([f"--validation-fraction {fraction}: must be above 0 and below 1, such as 0.01"])
-    if path is not None:
-        named("--validation-path", path)
-    try:
-        shares = parts(split) if split is not None else None
-    except ValueError as error:
-        raise ConfigError([f"--validation-split {split}: {error}"]) from None
-    from smtrain.data.holdout import HoldOut
-
-    return HoldOut(fraction, shares, path) if told else None
-
-
-def _unescaped(separator: str | None) -> str | None:
-    """`\\n` as one types it becomes the line end."""
-    try:
-        return separator.encode().decode("unicode_escape") if separator else None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            [f"--separator {separator}: {error.reason}; write such as \\n\\n for an empty line"]
-        ) from None
-
-
-def named(word: str, text: str) -> None:
-    """Raises `ConfigError` where what should name a file or folder is empty (it would mean the working directory), or
-    where tokens are not on this machine."""
-    if not text.strip():
-        raise ConfigError([f"{word} is an empty name; name a file or a folder"])
-    if "://" in text and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
-        raise ConfigError(
-            [f"{word}: {text} is not a folder of this machine; copy the tokens here (`aws s3 sync`) first"]
-        )

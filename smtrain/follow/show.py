@@ -54,6 +54,13 @@ class View:
     """False: the panel gives way to one line when the job has ended."""
 
 
+def milliseconds(since: datetime.datetime | float | None) -> int | None:
+    """A moment, or seconds back from now, as a timestamp of the log."""
+    if since is None:
+        return None
+    return int((since.timestamp() if isinstance(since, datetime.datetime) else time.time() - since) * 1000)
+
+
 def follow(job: Job, view: View, say: Say = text.say) -> bool:
     """Show a job until it has ended: True; False where Ctrl-C left it running."""
     from botocore.exceptions import BotoCoreError, ClientError

@@ -214,9 +214,9 @@ class Job:
         Raises:
             JobError: There is no such job, or it cannot be read any more.
         """
-        from smtrain.follow.show import View, follow
+        from smtrain.follow.show import View, follow, milliseconds
 
-        view = View(host, grep, _milliseconds(since), tail, resume, panel, every, lines)
+        view = View(host, grep, milliseconds(since), tail, resume, panel, every, lines)
         if follow(self, view, say) and (why := self.explain()).failed:
             say(str(why))
         return self
@@ -301,10 +301,3 @@ class Job:
                 replaced and `overwrite` is not set.
         """
         return fetch(self, folder, what, overwrite=overwrite)
-
-
-def _milliseconds(since: datetime | float | None) -> int | None:
-    """A moment, or seconds back from now, as a timestamp of the log."""
-    if since is None:
-        return None
-    return int((since.timestamp() if isinstance(since, datetime) else time.time() - since) * 1000)

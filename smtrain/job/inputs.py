@@ -18,7 +18,7 @@ from smtrain.aws.uploads import send
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import local_data_faults
-from smtrain.config.schema import Train
+from smtrain.config.training import Train
 from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.config import JobConfig
-from smtrain.config.schema import Train, digest
+from smtrain.config.schema import digest
+from smtrain.config.training import Train
 from smtrain.data.manifest import DatasetManifest
 from smtrain.errors import CheckpointError
 from smtrain.train.identity import difference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from smtrain.config.schema import Train
+from smtrain.config.training import Train
 
 
 def learning_rate(train: Train, step: int) -> float:

@@ -18,7 +18,7 @@ import pytest
 
 import smtrain
 from smtrain import SmtrainError, cli
-from smtrain.config.schema import Train
+from smtrain.config.training import Train
 from smtrain.iam import policies
 from tests.cli.wrong_uses import Use, uses, world
 from tests.conftest import LLAMA

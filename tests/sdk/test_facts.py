@@ -13,7 +13,7 @@ import pytest
 from botocore.session import Session
 
 import smtrain
-from smtrain.config.schema import Train
+from smtrain.config.training import Train
 from smtrain.facts import table
 from smtrain.facts.images import gpu_row, gpu_rows, image_rows, image_uri, sdk_release, serves, training_image
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.config.schema import Train
+from smtrain.config.training import Train
 from smtrain.train.schedule import learning_rate
 
 
