@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from smtrain.config import JobConfig
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.handle.job import Job
+    from smtrain.handover.push import push
     from smtrain.planner.api import plan
     from smtrain.planner.resolve import load_config
     from smtrain.planner.result import Plan
@@ -52,6 +53,7 @@ _HOME = {
     "plan": "smtrain.planner.api",
     "pipeline": "smtrain.submission.pipeline",
     "estimator": "smtrain.submission.estimator",
+    "push": "smtrain.handover.push",
     "check": "smtrain.preflight",
     "compare": "smtrain.comparison.compare",
     "Comparison": "smtrain.comparison.compare",
@@ -88,6 +90,7 @@ __all__ = [
     "load_config",
     "pipeline",
     "plan",
+    "push",
     "report",
     "request",
     "run",

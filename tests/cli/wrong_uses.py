@@ -44,6 +44,7 @@ TAKES = {
     "serve": ["model"],
     "deploy": ["model", "--instance", "ml.g6e.xlarge"],
     "undeploy": ["endpoint"],
+    "push": ["model", "me/llama"],
     "generate": ["model"],
     "checkpoint inspect": ["model"],
     "checkpoint diff": ["model", "model"],
@@ -335,6 +336,8 @@ def of_talks() -> Iterator[Use]:
         yield Use(("deploy", name, "--instance", "ml.g6e.xlarge", "--target", "local"))
     for more in (["--for", "soon"], ["--for", "1m"], ["--instances", "0"], ["--max-length", "-1"]):
         yield Use(("deploy", "no-such-run", "--instance", "ml.g6e.xlarge", *more))
+    for name in ("llama", "me/", "/llama", "me/llama/three", "me llama/x", "https://huggingface.co/me/llama", ""):
+        yield Use(("push", "model", name))
     for more in (["--port", "0"], ["--port", "x"], ["--server", "tgi"], ["--option", "=1"]):
         yield Use(("serve", "tokenizer", *more))
 

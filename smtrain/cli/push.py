@@ -1,0 +1,37 @@
+"""`smtrain push MODEL ORGANIZATION/NAME`: a model to the Hugging Face hub."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.chat import Model
+
+app = options.app()
+
+
+@app.command()
+def push(
+    model: Model,
+    repository: Annotated[str, typer.Argument(metavar="ORGANIZATION/NAME", help="The repository.", show_default=False)],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public, not private.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Add to a repository that holds another model.")] = False,
+    revision: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="BRANCH", help="The branch; default: the main one.", show_default=False),
+    ] = None,
+    message: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.", show_default=False),
+    ] = None,
+    target: options.Where = None,
+) -> None:
+    """Upload an exported model to the Hugging Face hub, its card included; run again, it goes on."""
+    from smtrain.handover.push import push as pushed
+
+    pushed(
+        model, repository, private=not public, update=update, revision=revision, message=message,
+        target=options.name_of(target),
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""`smtrain push` against a hub that answers as the hub does: what arrives, what is refused, and going on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .hub import TOKEN, Hub, hub
+
+pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def theirs() -> Iterator[Hub]:
+    with hub() as held:
+        yield held
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "README.md").write_text("---\ntags: [smtrain]\n---\n# mine\n")
+    (folder / "LICENSE").write_text("free")
+    for number in (1, 2, 3):
+        (folder / f"model-0000{number}-of-00003.safetensors").write_bytes(bytes([number]) * 1000)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    (folder / ".cache").mkdir()
+    (folder / ".cache/left.bin").write_bytes(b"of this machine")
+    return folder
+
+
+def push(hub: Hub, *words: str, token: str | None = TOKEN, fails: bool = False) -> str:
+    """What it says."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
+        "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HOME": "/nonexistent", **({"HF_TOKEN": token} if token else {}),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "smtrain", "push", *words], env=environment, text=True, timeout=120,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == (2 if fails else 0), done.stderr
+    if fails:
+        assert done.stderr.startswith("smtrain: "), "a sentence, not a traceback"
+        assert len(done.stderr.splitlines()) == 1
+    assert TOKEN not in done.stdout + done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def test_every_file_of_the_model_arrives_in_a_private_repository_and_nothing_else(theirs: Hub, model: Path) -> None:
+    assert f"pushed: {theirs.url}/me/llama" in push(theirs, str(model), "me/llama")
+    found = theirs.files["me/llama"]
+    assert {name: (model / name).read_bytes() for name in found} == found
+    assert set(found) == {path.name for path in model.iterdir() if path.is_file()}
+    assert theirs.private == {"me/llama": True}
+
+
+def test_a_folder_without_a_card_gets_one(theirs: Hub, model: Path) -> None:
+    (model / "README.md").unlink()
+    push(theirs, str(model), "me/llama", "--public")
+    card = theirs.files["me/llama"]["README.md"].decode()
+    assert 'AutoModelForCausalLM.from_pretrained("me/llama")' in card
+    assert 'license_link: "LICENSE"' in card
+    assert theirs.private == {"me/llama": False}
+    assert not (model / "README.md").exists(), "the folder is left as it was"
+
+
+def test_interrupted_it_goes_on_and_sends_nothing_twice(theirs: Hub, model: Path) -> None:
+    theirs.breaks_after = 1
+    assert "the same command goes on from there" in push(theirs, str(model), "me/llama", fails=True)
+    theirs.breaks_after = None
+    push(theirs, str(model), "me/llama")
+    assert len(theirs.uploads) == len(set(theirs.uploads)) == 3
+    assert len(theirs.files["me/llama"]) == 7
+
+
+def test_another_model_in_the_repository_is_not_written_over_unasked(theirs: Hub, model: Path) -> None:
+    push(theirs, str(model), "me/llama")
+    push(theirs, str(model), "me/llama")  # the same one is no other
+    other = shutil.copytree(model, model.parent / "other")
+    (other / "model-00002-of-00003.safetensors").write_bytes(b"another")
+    told = push(theirs, str(other), "me/llama", fails=True)
+    assert "me/llama holds another model (model-00002-of-00003.safetensors)" in told
+    assert "--update" in told
+    assert theirs.files["me/llama"]["model-00002-of-00003.safetensors"] == bytes([2]) * 1000
+    push(theirs, str(other), "me/llama", "--update")
+    assert theirs.files["me/llama"]["model-00002-of-00003.safetensors"] == b"another"
+
+
+@pytest.mark.parametrize(
+    ("words", "token", "said"),
+    [
+        (["{model}", "me/llama"], None, "there is no token for"),
+        (["{model}", "me/llama"], "hf_wrong", "does not take the token"),
+        (["{model}", "llama"], TOKEN, "it is organization/name"),
+        (["{model}/nothing", "me/llama"], TOKEN, "there is no such folder"),
+    ],
+    ids=["no token", "wrong token", "no organization", "no model"],
+)
+def test_what_cannot_be_pushed_is_a_sentence(
+    theirs: Hub, model: Path, words: list[str], token: str | None, said: str
+) -> None:
+    assert said in push(theirs, *(word.format(model=model) for word in words), token=token, fails=True)
+    assert not theirs.files
+
+
+def test_a_token_that_may_only_read_is_named(theirs: Hub, model: Path) -> None:
+    theirs.read_only = True
+    assert "the token may not write to" in push(theirs, str(model), "other/llama", fails=True)
+
+
+def test_a_hub_that_cannot_be_reached_is_named(theirs: Hub, model: Path) -> None:
+    theirs.url = "http://127.0.0.1:9"
+    assert "could not be reached" in push(theirs, str(model), "me/llama", fails=True)
