@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.handle.job import Job
     from smtrain.handover.push import push
+    from smtrain.handover.register import register
     from smtrain.planner.api import plan
     from smtrain.planner.resolve import load_config
     from smtrain.planner.result import Plan
@@ -54,6 +55,7 @@ _HOME = {
     "pipeline": "smtrain.submission.pipeline",
     "estimator": "smtrain.submission.estimator",
     "push": "smtrain.handover.push",
+    "register": "smtrain.handover.register",
     "check": "smtrain.preflight",
     "compare": "smtrain.comparison.compare",
     "Comparison": "smtrain.comparison.compare",
@@ -91,6 +93,7 @@ __all__ = [
     "pipeline",
     "plan",
     "push",
+    "register",
     "report",
     "request",
     "run",

@@ -34,6 +34,7 @@ COMMANDS = {
     "generate": ("smtrain.cli.generate", "Let a model continue or answer prompts from files, to a file or the screen."),
     "serve": ("smtrain.cli.serve", "Serve a model on this machine by OpenAI's API (vLLM or transformers' server)."),
     "push": ("smtrain.cli.push", "Upload an exported model to the Hugging Face hub."),
+    "register": ("smtrain.cli.register", "Make an exported model a version in the SageMaker Model Registry."),
     "deploy": ("smtrain.cli.deploy", "Make a SageMaker endpoint of an exported model, for a while or to stay."),
     "undeploy": ("smtrain.cli.undeploy", "Delete an endpoint and what belongs to it."),
     "convert": ("smtrain.cli.convert", "Convert weights of any kind to NxD shards, a Hugging Face folder or our own."),

@@ -88,12 +88,25 @@ def _broken(shape: Any, value: Any) -> Iterator[str]:
         yield f"Member must satisfy enum value set: [{', '.join(choices[:CHOICES])}{more}]"
 
 
+_SIGNS = r"!-/:-@\[-`{-~\u0080-\U0010ffff"
+_CLASSES = {
+    r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": "a-zA-Z0-9",
+    r"\p{M}": _SIGNS, r"\p{S}": _SIGNS, r"\p{P}": _SIGNS,
+}  # fmt: skip
+
+
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern of the service, which is Java's, for Python: of its Unicode classes Python has coarser ones."""
-    for java, python in ((r"\p{L}", r"\w"), (r"\p{N}", r"\d"), (r"\p{Z}", r"\s"), (r"\p{Alnum}", "a-zA-Z0-9")):
+    """A pattern of the service, which is Java's, for Python: of its Unicode classes Python has coarser ones.
+
+    The few that Python cannot read take everything.
+    """
+    for java, python in _CLASSES.items():
         pattern = pattern.replace(java, python)
-    return re.compile(pattern)
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return re.compile("(?s:.*)")
 
 
 def _below(path: str, name: str) -> str:

@@ -88,7 +88,7 @@ def deploy(
     if found.far is None:
         raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
     place, uri = sagemaker(found.far[0]), found.far[1]
-    spec = _spec(found, place, uri, name, instance_type, instance_count, role, image, max_length)
+    spec = spec_of(found, place, uri, name, instance_type, instance_count, role, image, max_length)
     _refuse_taken(place, spec.name)
     price = price_of(instance_type, place.region_name())
     hourly = price.dollars_per_hour * instance_count if price else None
@@ -159,10 +159,11 @@ def _place(target: TargetName | None) -> Target:
     return place_of("", target)[1]
 
 
-def _spec(
+def spec_of(
     found: FoundModel, place: Target, uri: str, name: str | None, instance_type: str, count: int, role: str | None,
     image: str | None, max_length: int | None,
 ) -> EndpointSpec:  # fmt: skip
+    """How a model in S3 is served. Raises `JobError` where the devices do not hold it, or its base is not known."""
     named = name or found.name.rstrip("/").rpartition("/")[2]
     base, given, weights, body = uri, role, found.weights, found.described
     told: dict[str, Any] = {}

@@ -97,6 +97,7 @@ SURFACE = {
         *("--detach", "--target"),
     },
     "undeploy": {"--target"},
+    "register": {"--instance", "--group", "--approve", "--role", "--image", "--target"},
     "push": {"--public", "--update", "--revision", "--message", "--target"},
     "pipeline": {"--upsert", "--start", "--name", "--target", "--set", "--no-check"},
     "serve": {"--port", "--host", "--server", "--option", "--target"},

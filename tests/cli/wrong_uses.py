@@ -45,6 +45,7 @@ TAKES = {
     "deploy": ["model", "--instance", "ml.g6e.xlarge"],
     "undeploy": ["endpoint"],
     "push": ["model", "me/llama"],
+    "register": ["run", "--instance", "ml.g6e.xlarge"],
     "generate": ["model"],
     "checkpoint inspect": ["model"],
     "checkpoint diff": ["model", "model"],
@@ -333,6 +334,7 @@ def of_talks() -> Iterator[Use]:
     yield Use(("chat", "model", "--turns", "-1"))
     for name in NAMES:
         yield Use(("undeploy", name, "--target", "local"))
+        yield Use(("register", name, "--instance", "ml.g6e.xlarge", "--target", "local"))
         yield Use(("deploy", name, "--instance", "ml.g6e.xlarge", "--target", "local"))
     for more in (["--for", "soon"], ["--for", "1m"], ["--instances", "0"], ["--max-length", "-1"]):
         yield Use(("deploy", "no-such-run", "--instance", "ml.g6e.xlarge", *more))

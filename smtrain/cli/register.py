@@ -1,0 +1,36 @@
+"""`smtrain register RUN --instance TYPE`: a version in the SageMaker Model Registry."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+
+app = options.app()
+
+
+@app.command()
+def register(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run that exported a model.", show_default=False)],
+    instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type that is to serve it.")],
+    group: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Model package group; default: the run's name.", show_default=False),
+    ] = None,
+    approve: Annotated[bool, typer.Option("--approve", help="Approve the version at once.")] = False,
+    role: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),
+    ] = None,
+    image: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="URI", help="Container image; default: the newest known vLLM.", show_default=False),
+    ] = None,
+    target: options.To = None,
+) -> None:
+    """Make a run's exported model a version of a model package group, with its numbers and its origin."""
+    from smtrain.handover.register import register as registered
+
+    registered(run, instance, group=group, approve=approve, role=role, image=image, target=options.name_of(target))
