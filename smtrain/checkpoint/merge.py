@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smtrain.checkpoint import dtypes
-from smtrain.checkpoint.adapter import Adapter
+from smtrain.checkpoint import dtypes, safetensors
+from smtrain.checkpoint.adapter import BASE, CONFIG, WEIGHTS, Adapter
 from smtrain.checkpoint.digest import weights_digest
 from smtrain.checkpoint.dtypes import Bits
+from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.sources import WeightSource, Wrapped
-from smtrain.checkpoint.storage import Bounds, Tally
+from smtrain.checkpoint.storage import Bounds, Place, Tally, place
 from smtrain.errors import CheckpointError
 
 _BLOCK = 1 << 20  # numbers looked at together
@@ -33,6 +35,25 @@ class Changed:
     """The largest difference of a number."""
 
 
+def refuse_other_base(adapter: Path, folder: Path) -> None:
+    """Raises `CheckpointError` for a PEFT folder without factors, or one of ours for other weights than a folder's."""
+    where = place(adapter)
+    files = where.files()
+    if WEIGHTS not in files and "adapter_model.bin" not in files:
+        raise CheckpointError(f"{where} has {CONFIG} and no {WEIGHTS}; copy that too.")
+    told = safetensors.metadata(where, WEIGHTS).get(BASE) if WEIGHTS in files else None
+    if told is not None:
+        _refuse_other_base(where, told, open_weights(folder))
+
+
+def _refuse_other_base(where: Place, told: str | None, base: WeightSource) -> None:
+    if told is not None and told != weights_digest(base):
+        raise CheckpointError(
+            f"{where} was trained on other weights than those in {base.where}; name the model that it was trained on, "
+            "in the same precision."
+        )
+
+
 class Merged(Wrapped):
     """The weights of `base` with `adapter` merged into them.
 
@@ -44,11 +65,7 @@ class Merged(Wrapped):
         self._adapter = adapter
         self._lock = threading.Lock()
         self._largest: dict[str, float] = {}
-        if adapter.base is not None and adapter.base != weights_digest(base):
-            raise CheckpointError(
-                f"{adapter.where} was trained on other weights than those in {base.where}; name the model that it was "
-                "trained on, in the same precision."
-            )
+        _refuse_other_base(adapter.where, adapter.base, base)
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         bits = self._source.bits(name, bounds, tally)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -72,22 +72,16 @@ def chat(
     target: Where = None,
 ) -> None:
     """Talk to a model, which is loaded on this machine. /help lists what can be typed besides questions."""
-    from smtrain.generation.sampling import Sampling
     from smtrain.talk.api import chat as begin
     from smtrain.talk.terminal import Terminal
 
     typed(FLAGS)
-    drawn = temperature > 0
-    sampling = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k if top_k is not None else 50 if drawn else 0,
-        top_p=top_p if top_p is not None else 0.95 if drawn else 1.0,
-        stop=tuple(stop or ()),
-        seed=seed,
-    )
+    narrowed: dict[str, Any] = {
+        name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
+    }
     talk = begin(
-        model, compare=compare, adapter=adapter, system=system, template=template, turns=turns, sampling=sampling,
-        target=options.name_of(target), say=lambda text: say(text, error=True),
+        model, compare=compare, adapter=adapter, system=system, template=template, turns=turns,
+        target=options.name_of(target), say=lambda text: say(text, error=True), max_new_tokens=max_new_tokens,
+        temperature=temperature, stop=tuple(stop or ()), seed=seed, **narrowed,
     )  # fmt: skip
     Terminal(talk).run()

@@ -68,14 +68,15 @@ def generate(
     def tell(text: str) -> None:
         say(text, error=True)
 
+    asked = read_prompts(files or (), prompt or ())
     if stream:
-        asked, before = read_prompts(files or (), prompt or ()), -1
+        before = -1
         for number, piece in one_by_one(
             model, asked, chat=chat, system=system, adapter=adapter, template=template, sampling=sampling,
             target=options.name_of(target), say=tell,
         ):  # fmt: skip
             if number != before:
-                say(("" if before < 0 else "\n") + f"> {_shown(asked[number].text, chat)}", end="")
+                say(("" if before < 0 else "\n") + f"> {asked[number].shown(chat)}", end="")
                 before = number
             say(piece, end="")
             typer.get_text_stream("stdout").flush()
@@ -88,14 +89,8 @@ def generate(
     if out is not None:
         say(out)
         return
-    for record in records:
+    for asking, record in zip(asked, records, strict=True):
         if json:
             say(encoder.dumps(record, ensure_ascii=False), whole=True)
         else:
-            text = record.get("prompt") or next((v for v in record.values() if isinstance(v, str)), "")
-            say(f"> {_shown(text, chat)}{record['completion']}", whole=True)
-
-
-def _shown(prompt: str, chat: bool) -> str:
-    """A prompt before what follows it: on the same line where text is continued, else above it."""
-    return f"{prompt}\n" if chat else prompt
+            say(f"> {asking.shown(chat)}{record['completion']}", whole=True)

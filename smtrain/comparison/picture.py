@@ -48,7 +48,11 @@ def draw(comparison: Comparison) -> Figure:
 def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str) -> None:
     base = max((getattr(pair, what) for pair in comparison.pairs), key=lambda curve: len(curve.x))
     above.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
-    above.plot(base.x, base.smooth_baseline, color=_COLOURS[0], linewidth=1.6, label=clean(comparison.series[0].name))
+    # dashed and above the others, so that both are seen where one lies on the other
+    above.plot(
+        base.x, base.smooth_baseline, color=_COLOURS[0], linewidth=1.6, linestyle=(0, (4, 3)), zorder=3,
+        label=clean(comparison.series[0].name),
+    )  # fmt: skip
     for number, pair in enumerate(comparison.pairs, start=1):
         curve, colour = getattr(pair, what), _COLOURS[number % len(_COLOURS)]
         above.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)

@@ -55,8 +55,8 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
     if train.adapter and train.adapter.dropout:
         yield (
             {"train.adapter.dropout", "train.engine"},
-            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks would be another graph at "
-            "every step; set it to 0",
+            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks take its hosts longer "
+            "to draw than a step takes; set it to 0",
         )
     if train.adapter and checkpoint.form != "pt":
         yield (

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from smtrain.checkpoint.merge import refuse_other_base
 from smtrain.errors import DataError
 from smtrain.evaluation import report
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.harness import Measured, Tasks, versions
+from smtrain.evaluation.progress import Progress
 
 ADAPTER = "adapter_config.json"
 
@@ -21,7 +23,8 @@ def evaluate(
     """The report, as `evaluation.json` has it: numbers with their errors, differences, prompts, versions.
 
     `model` and `base` are Hugging Face folders; `model` may be an adapter as PEFT writes it, of the model `under`.
-    Raises `ConfigError` for a task that there is not, `DataError` where a model or a task's data cannot be read.
+    Raises `ConfigError` for a task that there is not, `DataError` where a model or a task's data cannot be read,
+    `CheckpointError` for an adapter of another model.
     """
     adapter = (model / ADAPTER).is_file()
     if adapter and under is None:
@@ -31,6 +34,8 @@ def evaluate(
             raise DataError(
                 f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it."
             )
+    if adapter and under:
+        refuse_other_base(model, under)
     tasks = Tasks(asked)
     try:
         before = _measured(tasks, base, "the base model", say) if base else None
@@ -54,7 +59,7 @@ def _measured(
     tasks: Tasks, folder: Path, name: str, say: Callable[[str], None], adapter: Path | None = None
 ) -> Measured:
     say(f"evaluating {name} on {', '.join(tasks.asked.tasks)}")
-    found = tasks.measure(folder, adapter)
+    found = tasks.measure(folder, adapter, Progress(say))
     if found.cut:
         say(f"{found.cut} requests are longer than the model's positions and were cut at the beginning")
     return found

@@ -16,6 +16,7 @@ from typing import Any
 
 from smtrain.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.evaluation.asked import Asked
+from smtrain.evaluation.progress import Progress
 from smtrain.extras import collector_paused, missing, present
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
@@ -46,6 +47,8 @@ class Measured:
     """By task, a digest of each question, to pair by."""
     prompts: dict[str, dict[str, str]] = field(default_factory=dict)
     """By task, the first question exactly as the model read it, and the answer that is scored."""
+    listed: dict[str, str] = field(default_factory=dict)
+    """By task, the metric that it lists first."""
     cut: int = 0
     """How many requests were longer than the model has positions for, and lost their beginning."""
 
@@ -103,10 +106,10 @@ class Tasks:
                 hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those of the harness"
                 raise ConfigError([f"tasks: there is no task {unknown[0]!r}; {hint}"])
 
-    def measure(self, folder: Path, adapter: Path | None = None) -> Measured:
+    def measure(self, folder: Path, adapter: Path | None = None, progress: Progress | None = None) -> Measured:
         """The scores of the Hugging Face model in `folder`, with a PEFT adapter on it if there is one.
 
-        Raises `DataError` where data or model cannot be read.
+        `progress` is told how far it has come. Raises `DataError` where data or model cannot be read.
         """
         import torch
 
@@ -121,6 +124,8 @@ class Tasks:
                 from lm_eval import simple_evaluate
                 from lm_eval.models.huggingface import HFLM
 
+            from smtrain.generation.load import MISFITS, NO_MODEL, not_an_adapter_for
+
             try:
                 model: Any = HFLM(
                     pretrained=str(folder),
@@ -129,12 +134,18 @@ class Tasks:
                     batch_size=asked.batch_size,
                     peft=str(adapter) if adapter else None,
                 )
-            except (OSError, ValueError, KeyError) as error:
+            except MISFITS as error:
+                if adapter is not None:
+                    raise DataError(not_an_adapter_for(folder, adapter, error)) from error
+                if not isinstance(error, NO_MODEL):
+                    raise
                 raise DataError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error
             if asked.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
                     [f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there"]
                 )
+            if progress is not None:
+                progress.watch(model)
             try:
                 with _no_repository():
                     found: Any = simple_evaluate(
@@ -184,7 +195,12 @@ def _measured(found: dict[str, Any], model: Any) -> Measured:
                 task, metric, filtered, float(value), float(error) if isinstance(error, (int, float)) else None,
                 len(questions.get(task, ())), better is not False, each,
             )  # fmt: skip
-    return Measured(scores, questions, prompts, _cut(found, model))
+    listed = {
+        task: str(told["metric_list"][0]["metric"])
+        for task, told in found.get("configs", {}).items()
+        if told.get("metric_list")
+    }
+    return Measured(scores, questions, prompts, listed, _cut(found, model))
 
 
 def _leaves(found: dict[str, Any], task: str) -> list[str]:

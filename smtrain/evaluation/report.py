@@ -10,14 +10,18 @@ from smtrain.evaluation.harness import Measured, Score
 FORMAT = 1
 NAME = "evaluation.json"
 _FIRST = ("acc", "exact_match", "acc_norm", "f1", "word_perplexity")
-"""Which metric of several is a task's own, the first that it has."""
+"""Which metric of several is a group's own, the first that it has; a task's is the first that it lists."""
 Row = dict[str, Any]
 
 
 def rows(before: Measured | None, after: Measured) -> list[Row]:
     """A row for every metric of every task: value, standard error and number of questions, and the difference's."""
-    return [_row(score, before.scores.get(key) if before else None, before, after)
-            for key, score in after.scores.items()]  # fmt: skip
+    found = [_row(score, before.scores.get(key) if before else None, before, after)
+             for key, score in after.scores.items()]  # fmt: skip
+    for row in found:
+        if after.listed.get(row["task"]) == row["metric"]:
+            row["listed_first"] = True
+    return found
 
 
 def _row(score: Score, other: Score | None, before: Measured | None, after: Measured) -> Row:
@@ -48,11 +52,14 @@ def main_rows(report: dict[str, Any]) -> dict[str, Row]:
     for task in report["asked"]["tasks"]:
         own = [row for row in report["results"] if row["task"] == task]
         if own:
-            ranked = sorted(
-                own, key=lambda row: _FIRST.index(row["metric"]) if row["metric"] in _FIRST else len(_FIRST)
-            )
-            found[task] = ranked[0]
+            found[task] = min(own, key=_place)
     return found
+
+
+def _place(row: Row) -> int:
+    if row.get("listed_first"):
+        return -1
+    return _FIRST.index(row["metric"]) if row["metric"] in _FIRST else len(_FIRST)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -69,7 +76,7 @@ def table(report: dict[str, Any]) -> str:
         between = row.get("difference", {})
         cells += [_with_error(row.get("before")), _with_error(row["after"]), _with_error(between, sign=True)]
         tested = "p" in between
-        cells += [f"{between['gained']}:{between['lost']}", f"{between['p']:.3f}"] if tested else ["", ""]
+        cells += [f"{between['gained']}:{between['lost']}", _odds(between["p"])] if tested else ["", ""]
         lines.append([*cells, row.get("verdict", "").partition(":")[0]])
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
@@ -99,6 +106,10 @@ def lines(report: dict[str, Any]) -> list[str]:
         base = f" {task}_base={row['before']['value']:.6f}" if "before" in row else ""
         found.append(f"evaluation {task}={row['after']['value']:.6f}{base} metric={row['metric']} n={row['n']}")
     return found
+
+
+def _odds(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
 def _with_error(told: dict[str, Any] | None, sign: bool = False) -> str:

@@ -49,7 +49,8 @@ def set_template(loaded: Loaded, file: Path | None) -> None:
         try:
             loaded.tokenizer.chat_template = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file} cannot be read as a chat template ({first_line(error)})") from None
+            why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise CheckpointError(f"{file} cannot be read as a chat template ({why}); name a file with one") from None
     if not loaded.tokenizer.chat_template:
         raise CheckpointError(
             f"{loaded.folder} has no chat template to ask in; name one with --template FILE (template=), put it there "

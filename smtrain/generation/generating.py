@@ -31,6 +31,8 @@ def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
         options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     if sampling.beams > 1:
         options["length_penalty"] = sampling.length_penalty
+    if sampling.stop:
+        options["stop_strings"] = list(sampling.stop)
     config: GenerationConfig = made(
         max_new_tokens=sampling.max_new_tokens,
         bos_token_id=loaded.model.generation_config.bos_token_id,
@@ -138,7 +140,7 @@ def after(tokenizer: Any, prompt: torch.Tensor, new: torch.Tensor) -> str:
 
 
 def _stops(loaded: Loaded, sampling: Sampling) -> dict[str, Any]:
-    return {"stop_strings": list(sampling.stop), "tokenizer": loaded.tokenizer} if sampling.stop else {}
+    return {"tokenizer": loaded.tokenizer} if sampling.stop else {}
 
 
 class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transformers has no types here

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from smtrain.checkpoint.merge import refuse_other_base
 from smtrain.errors import CheckpointError, SmtrainError, first_line
 from smtrain.extras import missing
 from smtrain.model import hf_tokenizer
@@ -21,6 +22,10 @@ from smtrain.model.hf_config import normalise
 from smtrain.model.transformers_build import check_model, transformers_config
 
 ADAPTER = "adapter_config.json"
+NO_MODEL = (OSError, ValueError, KeyError)
+"""What transformers raises for a folder that holds none."""
+MISFITS = (*NO_MODEL, RuntimeError, TypeError)
+"""What peft raises for an adapter that is none for a model."""
 
 
 @dataclass
@@ -73,7 +78,7 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         tokenizer = hf_tokenizer.load(folder)
         options = {"config": transformers_config(described)} if known else {}
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (*NO_MODEL, AttributeError) as error:
         raise CheckpointError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error
     if normal is not None:
         check_model(model, normal)
@@ -93,9 +98,17 @@ def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
         raise SmtrainError(missing("peft")) from None
     if not (adapter / ADAPTER).is_file():
         raise CheckpointError(f"{adapter} has no {ADAPTER}; an adapter is a folder as PEFT writes it")
+    refuse_other_base(adapter, folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers 5 by an older name
             return PeftModel.from_pretrained(model, str(adapter))
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"{adapter} is not an adapter for the model in {folder} ({first_line(error)})") from error
+    except MISFITS as error:
+        raise CheckpointError(not_an_adapter_for(folder, adapter, error)) from error
+
+
+def not_an_adapter_for(folder: Path, adapter: Path, error: BaseException) -> str:
+    """What to say of one of `MISFITS`."""
+    shapes = "size mismatch" in str(error)
+    why = "its factors have the shapes of another model's" if shapes else first_line(error)
+    return f"{adapter} is not an adapter for the model in {folder} ({why}); name the model that it was trained on"

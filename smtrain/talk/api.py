@@ -142,7 +142,8 @@ def chat(
         system: The system prompt.
         template: File of a chat template, in place of the model's own.
         turns: How many earlier questions, with their answers, go before a new one. Default: as many as there is room.
-        sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and 0.95 of probability.
+        sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and 0.95 of probability;
+            with `temperature=0` the likeliest token each time.
         target: `local` or `aws`: where a run, job or s3:// prefix is. Default: here if it is known here, else AWS.
         say: Takes what is told meanwhile.
         **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
@@ -158,18 +159,23 @@ def chat(
         JobError: No run or job of that name has a model.
 
     Examples:
-        >>> talk = smtrain.chat("demo://tiny-llama", max_new_tokens=4, temperature=0, top_k=0, top_p=1)
+        >>> talk = smtrain.chat("demo://tiny-llama", max_new_tokens=4, temperature=0)
         >>> answer = talk.ask("What is a list?")
         >>> [message["role"] for message in talk.messages]
         ['user', 'assistant']
     """
-    drawn = known_settings(sampling or DRAWN, settings)
+    drawn = known_settings(sampling or _usual(settings), settings)
     if turns is not None and turns < 0:
         raise ConfigError([f"turns: got {turns}; at least 0 is needed"])
     found, other, on_top = chosen(model, compare, adapter, target)
     needs = [found.need, *([on_top.need] if on_top else []), *([other.need] if other else [])]
     refuse_too_large(needs)
     return _loaded(found, other, on_top, compare is not None, drawn, system, template, turns, say)
+
+
+def _usual(settings: dict[str, Any]) -> Sampling:
+    """A conversation's defaults; at temperature 0, which draws nothing, those without top_k and top_p."""
+    return replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
 
 
 def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:

@@ -22,6 +22,11 @@ class Prompt:
     messages: tuple[dict[str, str], ...] = ()
     record: dict[str, Any] = field(default_factory=dict)
 
+    def shown(self, chat: bool) -> str:
+        """What to show before what follows: on the same line where text is continued, else above it."""
+        said = self.messages[-1]["content"] if self.messages else self.text
+        return f"{said}\n" if chat or self.messages else said
+
 
 def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> list[Prompt]:
     """The prompts of .txt files (a line each, empty ones left out) and .jsonl files, after those given as text.

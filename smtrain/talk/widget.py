@@ -40,7 +40,8 @@ def said(chat: Chat, running: dict[str, str] | None = None, question: str = "") 
             grey = "color:#777;" if message["role"] != "assistant" else ""
             lines.append(f'<div style="{grey}{_TEXT}">{escape(message["content"])}</div>')
         columns.append(f'<td style="text-align:left;vertical-align:top">{"".join(lines)}</td>')
-    return f'<table class="tex2jax_ignore mathjax_ignore" style="width:100%"><tr>{"".join(columns)}</tr></table>'
+    style = "width:100%;table-layout:fixed"
+    return f'<table class="tex2jax_ignore mathjax_ignore" style="{style}"><tr>{"".join(columns)}</tr></table>'
 
 
 class Widget:
@@ -55,7 +56,7 @@ class Widget:
         self._stop = threading.Event()
         self.shown = made.HTML(said(chat))
         self.note = made.HTML()
-        self.entry = made.Text(placeholder="ask, and press Enter", layout=made.Layout(width="100%"))
+        self.entry = made.Text(placeholder="ask, and press Enter", layout=made.Layout(width="auto"))
         self.buttons = {name: made.Button(description=name) for name in ("Stop", "Retry", "Clear")}
         self.entry.on_msg(self._typed)
         self.buttons["Stop"].on_click(lambda _: self._stop.set())

@@ -19,9 +19,12 @@ from smtrain.errors import ConfigError, DataError
 from smtrain.evaluation import report
 from smtrain.evaluation.api import evaluate, save, shown
 from smtrain.evaluation.asked import Asked
+from smtrain.evaluation.harness import Tasks
 from smtrain.evaluation.mmlu import subjects_in, write_tasks
+from smtrain.evaluation.progress import Progress
 from smtrain.job.request import _metrics
 from tests.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
+from tests.model.test_generate import make
 from tests.train.test_shell import REPO, Shell
 
 pytest.importorskip("lm_eval")
@@ -139,13 +142,15 @@ def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     rows = [{"q": f"is {i} red?", "a": i % 2} for i in range(40)]
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = {
+    told: dict[str, Any] = {
         "task": "reds", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "questions.jsonl"}},
         "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_target": "a",
-        "doc_to_choice": ["no", "yes"], 
+        "doc_to_choice": ["no", "yes"],
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }  # fmt: skip
     (folder / "reds.yaml").write_text(yaml.safe_dump(told))
+    both = [{**told["metric_list"][0], "metric": name} for name in ("acc_norm", "acc")]
+    (folder / "by_length.yaml").write_text(yaml.safe_dump({**told, "task": "by_length", "metric_list": both}))
     return folder
 
 
@@ -161,10 +166,21 @@ def test_two_models_are_paired_on_the_same_questions(model: Path, base: Path, ow
     text = shown(made)
     assert "is 0 red?" in text
     assert f"{row['before']['value']:.4f} ± {row['before']['stderr']:.4f}" in text
-    same = evaluate(model, model, Asked(("reds",), own_task, limit=10), quiet)
+    same = evaluate(model, model, Asked(("reds", "by_length"), own_task, limit=10), quiet)
+    assert {row["metric"] for row in same["results"] if row["task"] == "by_length"} == {"acc_norm", "acc"}
+    assert "metric=acc_norm" in report.lines(same)[1], "the one that the task lists first is its own"
     assert same["results"][0]["verdict"] == "within the noise"
     assert report.sentences(same)[0].endswith("that is within the noise (0 won, 0 lost, p = 1 by McNemar's exact test)")
     assert same["results"][0]["n"] == 10
+
+
+def test_how_far_it_has_come_is_said(model: Path, own_task: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    tasks = Tasks(Asked(("reds",), own_task, limit=5))
+    tasks.measure(model, progress=Progress(said.append, every=0))
+    tasks.close()
+    assert said == [f"{done} of 10 requests" for done in range(1, 10)]
+    assert "Tokenizing inputs" not in capfd.readouterr().err, "a bar in a log"
 
 
 def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_path: Path) -> None:
@@ -185,6 +201,24 @@ def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_p
     (broken / "test/anatomy_test.csv").write_text("a question,A,B,C,D,7\n")
     with pytest.raises(DataError, match="row 1 is not a question, four choices and a letter"):
         evaluate(model, None, Asked(("mmlu",), broken), quiet)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
+def test_an_adapter_is_judged_on_its_base_and_refused_on_another(model: Path, own_task: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    config = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False, lora_alpha=64)
+    trained: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
+    trained.save_pretrained(tmp_path / "adapter")
+    whole = tmp_path / "whole"
+    shutil.copytree(model, whole)
+    trained.merge_and_unload().save_pretrained(whole)
+    asked = Asked(("reds",), own_task, limit=10)
+    beside, merged = evaluate(tmp_path / "adapter", None, asked, quiet, model), evaluate(whole, None, asked, quiet)
+    assert beside["results"] == merged["results"]
+    with pytest.raises(DataError, match=r"its factors have the shapes of another model's\); name the model"):
+        evaluate(tmp_path / "adapter", None, asked, quiet, make(tmp_path / "narrow", "llama"))
 
 
 def test_a_model_is_named_from_where_the_command_is_typed(

@@ -21,14 +21,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import smtrain
+from smtrain.checkpoint.adapter import BASE
+from smtrain.checkpoint.digest import weights_digest
+from smtrain.checkpoint.open import open_weights
 from smtrain.errors import CheckpointError, ConfigError, DataError, JobError
+from smtrain.evaluation.api import evaluate
+from smtrain.evaluation.asked import Asked
 from tests.generation.test_generating import TEMPLATE
 from tests.model.test_generate import make
 
-GREEDY: dict[str, Any] = {"temperature": 0, "top_k": 0, "top_p": 1, "max_new_tokens": 6}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6}
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +145,8 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
-    at = terminal("chat", str(folder), "--max-new-tokens", "8", "--seed", "1", "--turns", "1")
+    arguments = ("--max-new-tokens", "8", "--seed", "1", "--turns", "1")
+    at = terminal("chat", str(folder), *arguments, columns=300)  # no sentence is wrapped
     at.prompt()
     at.type("one\n")
     at.prompt()
@@ -245,6 +252,47 @@ def test_an_adapter_is_compared_with_its_base_in_one_copy_of_the_weights(folder:
     wrong = make(tmp_path / "wrong", "gpt_neox")
     with pytest.raises(CheckpointError, match="is not an adapter for the model in"):
         smtrain.chat(wrong, adapter=tmp_path / "adapter", **GREEDY)
+    narrow = make(tmp_path / "narrow", "llama")
+    smaller: Any = AutoConfig.from_pretrained(narrow)
+    smaller.intermediate_size //= 2
+    AutoModelForCausalLM.from_config(smaller).save_pretrained(narrow)
+    with pytest.raises(CheckpointError, match="its factors have the shapes of another model's"):
+        smtrain.chat(narrow, adapter=tmp_path / "adapter", **GREEDY)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
+def test_an_adapter_of_ours_is_put_on_the_weights_alone_that_it_was_trained_on(
+    folder: Path, other: Path, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config)
+    model.save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", BASE: weights_digest(open_weights(folder))})
+    assert smtrain.chat(folder, adapter=tmp_path / "adapter", **GREEDY).ask("hello")
+    with pytest.raises(CheckpointError, match=r"was trained on other weights than those in .*trained; name the model"):
+        smtrain.chat(other, adapter=tmp_path / "adapter", **GREEDY)
+    with pytest.raises(CheckpointError, match="was trained on other weights"):
+        evaluate(tmp_path / "adapter", other, Asked(("any",)), under=other)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"has adapter_config.json and no adapter_model.safetensors; copy that"):
+        smtrain.chat(folder, adapter=tmp_path / "adapter", **GREEDY)
+
+
+def test_a_record_of_messages_is_shown_by_its_question(folder: Path, tmp_path: Path) -> None:
+    asked = [{"messages": [{"role": "user", "content": "what?"}]}, {"instruction": "and this"}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in asked))
+    more = ("--max-new-tokens", "2", "--stop", "never there")
+    for how in ((), ("--stream",)):
+        told = subprocess.run(
+            [sys.executable, "-m", "smtrain", "generate", str(folder), str(tmp_path / "p.jsonl"), *more, *how],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+        assert told.stdout.startswith("> what?\n")
+        assert "\n> and this" in told.stdout
+        assert "deprecated" not in told.stderr
 
 
 def test_prompts_from_files_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:

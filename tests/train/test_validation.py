@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -149,23 +150,34 @@ def test_killed_it_goes_on_with_the_same_numbers(
     assert trained(two, shell) == known
 
 
+def moments() -> list[tuple[str, int]]:
+    """Before which step, or in which batch of a validation, it is killed; SMTRAIN_ADAPTER_KILLS=1: before all."""
+    if not os.environ.get("SMTRAIN_ADAPTER_KILLS"):
+        return [("begin_step", 5)]
+    return [*(("begin_step", n) for n in range(1, 7)), *(("evaluate", n) for n in (1, 3, 5, 7, 9))]
+
+
+@pytest.mark.parametrize(("method", "number"), moments())
 def test_a_killed_adapter_goes_on_with_the_same_numbers_on_its_mesh_and_another(
-    two: World, prepared: Shell, tmp_path: Path
+    two: World, prepared: Shell, tmp_path: Path, method: str, number: int
 ) -> None:
     how: dict[str, Any] = {"adapter": {"rank": 4, "alpha": 8, "dropout": 0.1}, "lr": 1e-2}
     whole, killed = (beside(prepared, tmp_path / name) for name in ("whole", "killed"))
     known = trained(two, whole, **how)
     with pytest.raises(Died):
-        two.run(running.run, killed.root, config(**how), ("begin_step", 5, signal.SIGKILL))
-    newest = newest_checkpoint(place(killed.root / "checkpoints"))
-    assert newest is not None
-    step = int(str(newest)[-8:])
-    assert step >= 2
-    other = beside(prepared, tmp_path / "other", killed.root / "checkpoints")
+        two.run(running.run, killed.root, config(**how), (method, number, signal.SIGKILL))
+    folder = place(killed.root / "checkpoints")
+    newest = newest_checkpoint(folder) if checkpoints(killed) else None
+    step = int(str(newest)[-8:]) if newest else 0
+    if number == 5 and method == "begin_step":
+        assert step >= 2
+    kept = killed.root / "checkpoints" if (killed.root / "checkpoints").exists() else None
+    other = beside(prepared, tmp_path / "other", kept)
     assert trained(two, killed, **how) == known
     resumed = trained(two, other, mesh={"dp": 2}, **how)
     early = beside(prepared, tmp_path / "early")
-    trained(two, early, steps=step, **how)
+    if step:
+        trained(two, early, steps=step, **how)
     expected = trained(two, early, mesh={"dp": 2}, **how)
     later = {s: record for s, record in resumed.items() if s > step}
     assert later == {s: record for s, record in expected.items() if s > step}

@@ -28,7 +28,7 @@ def refusals(shape: ModelShape, options: ParallelOptions, processes: int, lora: 
         )
     if lora is not None and lora.dropout:
         faults.append(
-            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks would be another graph at "
-            "every step; set it to 0"
+            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks take its hosts longer "
+            "to draw than a step takes; set it to 0"
         )
     return faults
