@@ -12,7 +12,7 @@ from smtrain.errors import DataError
 from smtrain.evaluation import report
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.harness import Measured, Tasks, versions
-from smtrain.evaluation.progress import Progress
+from smtrain.evaluation.progress import HarnessProgress
 
 ADAPTER = "adapter_config.json"
 
@@ -59,7 +59,7 @@ def _measured(
     tasks: Tasks, folder: Path, name: str, say: Callable[[str], None], adapter: Path | None = None
 ) -> Measured:
     say(f"evaluating {name} on {', '.join(tasks.asked.tasks)}")
-    found = tasks.measure(folder, adapter, Progress(say))
+    found = tasks.measure(folder, adapter, HarnessProgress(say))
     if found.cut:
         say(f"{found.cut} requests are longer than the model's positions and were cut at the beginning")
     return found

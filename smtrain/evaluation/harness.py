@@ -16,7 +16,7 @@ from typing import Any
 
 from smtrain.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.evaluation.asked import Asked
-from smtrain.evaluation.progress import Progress
+from smtrain.evaluation.progress import HarnessProgress
 from smtrain.extras import collector_paused, missing, present
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
@@ -106,7 +106,7 @@ class Tasks:
                 hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those of the harness"
                 raise ConfigError([f"tasks: there is no task {unknown[0]!r}; {hint}"])
 
-    def measure(self, folder: Path, adapter: Path | None = None, progress: Progress | None = None) -> Measured:
+    def measure(self, folder: Path, adapter: Path | None = None, progress: HarnessProgress | None = None) -> Measured:
         """The scores of the Hugging Face model in `folder`, with a PEFT adapter on it if there is one.
 
         `progress` is told how far it has come. Raises `DataError` where data or model cannot be read.

@@ -11,7 +11,7 @@ EVERY = 30.0
 """Seconds between two lines."""
 
 
-class Progress:
+class HarnessProgress:
     """What the harness tells of each request that it is done with, by the hook that is there for a cache."""
 
     def __init__(self, say: Callable[[str], None], every: float = EVERY) -> None:

@@ -21,7 +21,7 @@ from smtrain.evaluation.api import evaluate, save, shown
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.harness import Tasks
 from smtrain.evaluation.mmlu import subjects_in, write_tasks
-from smtrain.evaluation.progress import Progress
+from smtrain.evaluation.progress import HarnessProgress
 from smtrain.job.request import _metrics
 from tests.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
 from tests.model.test_generate import make
@@ -177,7 +177,7 @@ def test_two_models_are_paired_on_the_same_questions(model: Path, base: Path, ow
 def test_how_far_it_has_come_is_said(model: Path, own_task: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     tasks = Tasks(Asked(("reds",), own_task, limit=5))
-    tasks.measure(model, progress=Progress(said.append, every=0))
+    tasks.measure(model, progress=HarnessProgress(said.append, every=0))
     tasks.close()
     assert said == [f"{done} of 10 requests" for done in range(1, 10)]
     assert "Tokenizing inputs" not in capfd.readouterr().err, "a bar in a log"
