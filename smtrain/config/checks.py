@@ -11,7 +11,8 @@ from smtrain.config.checks_cluster import cluster_faults
 from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared_faults, template_faults
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_places import place_faults
-from smtrain.config.checks_validation import task_faults, validation_faults, validation_path_faults
+from smtrain.config.checks_tasks import task_faults
+from smtrain.config.checks_validation import validation_faults, validation_path_faults
 from smtrain.config.checks_weights import file_faults, shape_and_run, weights_faults
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig

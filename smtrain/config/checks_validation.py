@@ -65,18 +65,6 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
         )
 
 
-def task_faults(config: JobConfig) -> Iterator[Fault]:
-    """Tasks of stage evaluate that are on this machine and are not there."""
-    data = config.evaluate.data
-    if data is None or data.startswith(("s3://", *readable_schemes(config.target))):
-        return
-    if "://" in data or not Path(data).is_dir():
-        yield (
-            {"evaluate.data"},
-            f"evaluate.data: {data} is neither a folder nor an s3:// URI; give one of task YAMLs, or of MMLU's files",
-        )
-
-
 def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
     """Held-out text of this machine that is not there, and URIs of kinds that are not read here."""
     path = config.train.validation.path if config.train.validation else None

@@ -57,6 +57,7 @@ CHECKS: dict[str, Check] = {
     "model": dataset.model,
     "data": dataset.data,
     "text": dataset.text,
+    "tasks": dataset.tasks,
     "inputs": storage.inputs,
     "disk": disk.disks,
     "stages": stages.stages,

@@ -9,6 +9,7 @@ from typing import Any
 
 from smtrain.config import textfiles
 from smtrain.config.checks import shape_faults
+from smtrain.config.checks_tasks import tasks_in
 from smtrain.config.local_data import mismatches
 from smtrain.contract.container import PREPARED_FORMAT
 from smtrain.contract.uris import split_uri
@@ -88,6 +89,25 @@ def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
         described = None
     tokenizer = Path(path) / "tokenizer.json" if "://" not in path else None
     return mismatches(context.config, manifest, described, tokenizer)
+
+
+def tasks(context: Context) -> Iterator[Finding]:
+    """Tasks of stage evaluate that are not among those of `evaluate.data`: told now, and not after the training."""
+    asked = context.chain.given.evaluate
+    if "evaluate" not in context.stages or asked.data is None or not Path(asked.data).is_dir():
+        return
+    own = tasks_in(Path(asked.data))
+    for name in asked.tasks:
+        if name in own or ("mmlu" in own and name.startswith("mmlu_")):
+            yield Finding("tasks", "ok", f"{name} is in {asked.data}")
+        else:
+            yield Finding(
+                "tasks",
+                "warning",
+                f"{name} is not among the tasks in {asked.data} ({', '.join(sorted(own))}), so stage evaluate asks the "
+                "hub for it, after the training",
+                "correct evaluate.tasks, unless it is one of lm-evaluation-harness and the job reaches the hub",
+            )
 
 
 def described_in(context: Context, path: str) -> dict[str, Any] | None:

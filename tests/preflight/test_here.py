@@ -72,3 +72,13 @@ def test_check_goes_on_past_what_it_cannot_know(
     assert [any(text.startswith(start) for text in told) for start in fault] == [True] * len(fault), told
     assert {"limits", "memory", "time"} <= {f.check for f in found}
     assert any("did not say which account" in f.text for f in found.warnings)
+
+
+def test_a_task_that_is_not_in_the_folder_of_tasks_is_told_before_the_training(
+    raw: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "reds.yaml").write_text("task: reds\noutput_type: !function x.y\n")
+    asked = {**raw, "evaluate": {"tasks": ["reds", "redz"], "data": str(tmp_path)}}
+    told = [f for f in smtrain.check(asked, target="local") if f.check == "tasks"]
+    assert [f.level for f in told] == ["ok", "warning"]
+    assert told[1].text.startswith(f"redz is not among the tasks in {tmp_path} (reds), so stage evaluate asks the hub")
