@@ -36,7 +36,7 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
         )
         return
     own = tasks_in(folder)
-    if not own:
+    if not own and not any(folder.rglob("*.yaml")):
         yield (
             {"evaluate.data"},
             f"evaluate.data: {data} holds neither a task's .yaml nor MMLU (SUBJECT/test-*.parquet, or "

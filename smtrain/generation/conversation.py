@@ -49,7 +49,7 @@ def set_template(loaded: Loaded, file: Path | None) -> None:
         try:
             loaded.tokenizer.chat_template = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise CheckpointError(f"{file} cannot be read as a chat template ({why}); name a file with one") from None
     if not loaded.tokenizer.chat_template:
         raise CheckpointError(
