@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from smtrain.preflight import Finding, Report, check
     from smtrain.reporting.api import report
     from smtrain.serving.deploy import deploy, undeploy
-    from smtrain.submission.api import Run, launch, request, run
+    from smtrain.submission.api import launch, request, run
     from smtrain.submission.estimator import estimator
+    from smtrain.submission.outcome import Run
     from smtrain.submission.pipeline import pipeline
     from smtrain.talk.api import Chat, chat
     from smtrain.talk.batch import generate
@@ -46,7 +47,7 @@ _HOME = {
     "JobError": "smtrain.errors",
     "LocalError": "smtrain.errors",
     "Job": "smtrain.handle.job",
-    "Run": "smtrain.submission.api",
+    "Run": "smtrain.submission.outcome",
     "launch": "smtrain.submission.api",
     "request": "smtrain.submission.api",
     "run": "smtrain.submission.api",

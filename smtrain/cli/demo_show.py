@@ -14,7 +14,7 @@ from smtrain.errors import JobError
 from smtrain.follow.curve import save_curve
 from smtrain.follow.sparkline import sparkline
 from smtrain.job.request import run_uri
-from smtrain.submission.api import Run
+from smtrain.submission.outcome import Run
 from smtrain.text import clean
 
 

@@ -12,6 +12,7 @@ from smtrain.config.cluster import Cluster
 from smtrain.config.compute import Compute, Local, Network
 from smtrain.config.data import Data
 from smtrain.config.machine import MachineEntry, MachineName
+from smtrain.config.notify import Notify
 from smtrain.config.results import Checkpoint, Evaluate, Export, Generate, Output
 from smtrain.config.section import Section
 from smtrain.config.track import Track
@@ -63,6 +64,8 @@ class JobConfig(Section):
     """What the evaluate stage asks the exported model and the base model."""
     track: Track = Track()
     """Where curves go while a job trains: TensorBoard, MLflow, Weights & Biases."""
+    notify: Notify = Notify()
+    """Who is told when the run ends."""
     network: Network = Network()
     """VPC and isolation."""
     machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)

@@ -158,6 +158,9 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
         out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
     elif token:
         out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), _secrets(config, a)[0].resources))
+    if config.notify.sns:
+        rules = ("events:PutRule", "events:PutTargets", "events:TagResource")
+        out.append(Statement("TellOfTheEnd", rules, (a.rule(config.name),)))
     actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey")
     out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
     return out
@@ -263,6 +266,9 @@ class _Arns:
 
     def jobs(self, run: str) -> str:
         return f"arn:{self.partition}:sagemaker:{self.region}:{self.account}:training-job/{run.lower()}-*"
+
+    def rule(self, run: str) -> str:
+        return f"arn:{self.partition}:events:{self.region}:{self.account}:rule/smtrain-{run}"
 
     def objects(self, uri: str) -> str:
         return f"arn:{self.partition}:s3:::{uri.removeprefix('s3://')}*"

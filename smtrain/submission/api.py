@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smtrain import text
 from smtrain.aws.target import TargetName
-from smtrain.config import JobConfig, Stage
+from smtrain.config import Stage
 from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.contract.log_lines import Line
-from smtrain.edge import public, public_class
-from smtrain.errors import ConfigError, JobError
+from smtrain.edge import public
+from smtrain.errors import ConfigError
 from smtrain.follow.show import View, follow
 from smtrain.handle.job import Job
-from smtrain.handle.listing import jobs_of
-from smtrain.handle.results import What
 from smtrain.interrupts import Interrupted, gently
 from smtrain.job import graphs
 from smtrain.job.stages import Chain, StagePlan, stages_of
@@ -28,88 +24,16 @@ from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
 from smtrain.preflight.api import before
 from smtrain.reporting.publish import publish
-from smtrain.submission import queued
+from smtrain.submission import notify, queued
 from smtrain.submission.one_job import standing, submit
+from smtrain.submission.outcome import Run, StageResult
 from smtrain.submission.preview import Request
 from smtrain.text import Say
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 _SAME_CALL = "interrupted: what has been started goes on, and the same call comes back to it"
-
-
-@dataclass(frozen=True)
-class StageResult:
-    """What became of one stage of a run."""
-
-    stage: Stage
-    job: Job
-    seconds: float
-    output: str
-    skipped: bool
-    """It had been done before."""
-
-
-@public_class
-@dataclass
-class Run:
-    """A whole run: its stages, its losses, its model, its text."""
-
-    config: JobConfig
-    results: list[StageResult] = field(default_factory=list)
-
-    def job(self, stage: Stage) -> Job:
-        """The job of a stage; raises `JobError` for a stage the run does not have."""
-        for result in self.results:
-            if result.stage == stage:
-                return result.job
-        raise JobError(f"this run has no stage {stage}; it has {', '.join(r.stage for r in self.results)}")
-
-    @property
-    def loss(self) -> list[float]:
-        """Loss by step, over every attempt at the train stage."""
-        return [record["loss"] for record in self.records if "loss" in record]
-
-    @property
-    def records(self) -> list[dict[str, float]]:
-        """Every logged step's numbers, over every attempt at the train stage."""
-        target = self.job("train").target
-        attempts = jobs_of(target, self.config.name, "train")
-        by_step = {record["step"]: record for job in reversed(attempts) for record in job.records}
-        return [by_step[step] for step in sorted(by_step)]
-
-    def metrics(self) -> DataFrame:
-        """`records` as a pandas DataFrame by step."""
-        from smtrain.follow.frame import frame
-
-        return frame(self.records)
-
-    @property
-    def model(self) -> str:
-        """s3:// prefix of the exported Hugging Face model."""
-        return self.job("export").output
-
-    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
-        """Copy the exported Hugging Face model into `folder`; returns the folder.
-
-        `checkpoints` and `metrics` are those of the train stage's last job, as `Job.download` has them; `all` makes a
-        folder of each. Other files are replaced only with `overwrite`.
-        """
-        if what == "model":
-            return self.job("export").download(folder, overwrite=overwrite)
-        if what == "all":
-            self.job("export").download(Path(folder) / "model", overwrite=overwrite)
-            for kind in ("checkpoints", "metrics"):
-                self.job("train").download(Path(folder) / kind, kind, overwrite=overwrite)
-            return Path(folder)
-        return self.job("train").download(folder, what, overwrite=overwrite)
-
-    @property
-    def texts(self) -> list[dict[str, str]]:
-        """What the model made of each prompt: prompt and completion."""
-        texts: list[dict[str, str]] = json.loads(self.job("generate").read("generation.json"))
-        return texts
 
 
 @public
@@ -187,9 +111,12 @@ def launch(
         return plan.done
     if check and not plan.running:
         before(chain, [stage], say)
+    notify.ready(chain, [stage], say)
     job = _start(chain, plan, say, again=again)
     if wait and follow(job, view or View(), say):
-        job.check()
+        with notify.told_of(chain, stage, job, say):
+            job.check()
+        notify.finished(chain, stage, job, say)
     return job
 
 
@@ -239,10 +166,14 @@ def run(
     if check:
         before(chain, [stage for stage in stages if not chain.known(stage)], say)
     if chain.target.queues:
+        notify.ready(chain, stages, say)
         _queue(chain, stages, done, say, on_line, view or View(), again=again, wait=wait)
+        if wait:
+            notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
         return done
     if not wait:
         raise ConfigError(["wait: only a Slurm cluster runs a chain by itself; leave it out for another target"])
+    notify.ready(chain, stages, say)
     for number, stage in enumerate(stages, 1):
         plan = standing(chain, chain.plan(stage))
         started = time.monotonic()
@@ -253,7 +184,8 @@ def run(
         else:
             say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
             job, skipped = _start(chain, plan, say, again=again), False
-            _follow(job, say, on_line, view or View())
+            with notify.told_of(chain, stage, job, say):
+                _follow(job, say, on_line, view or View())
         seconds = time.monotonic() - started
         if not skipped:
             say(f"{heading}: done in {spell(seconds)}")
@@ -261,6 +193,7 @@ def run(
         done.results.append(StageResult(stage, job, seconds, where, skipped))
     if not all(result.skipped for result in done.results):
         publish(chain.config.name, chain.target, chain.config.track, say)
+        notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
     return done
 
 
@@ -272,7 +205,8 @@ def _queue(
     for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
         started, skipped = time.monotonic(), job.known_done
         if wait and not skipped:
-            _follow(job, say, on_line, view)
+            with notify.told_of(chain, stage, job, say):
+                _follow(job, say, on_line, view)
         where = chain.checkpoints if stage == "train" else job.output
         done.results.append(StageResult(stage, job, time.monotonic() - started, where, skipped))
 

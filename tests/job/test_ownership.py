@@ -27,7 +27,7 @@ from smtrain.facts.sagemaker import ENDED
 from smtrain.handle.listing import jobs_of
 from smtrain.job.inputs import upload_all
 from smtrain.job.stages import Chain
-from smtrain.submission.api import StageResult
+from smtrain.submission.outcome import StageResult
 from smtrain.testing.switches import Plane
 
 KIND = "ml.trn1.2xlarge"

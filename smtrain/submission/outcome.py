@@ -1,0 +1,91 @@
+"""What became of a run: its stages, its losses, its model, its text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smtrain.config import JobConfig, Stage
+from smtrain.edge import public_class
+from smtrain.errors import JobError
+from smtrain.handle.job import Job
+from smtrain.handle.listing import jobs_of
+from smtrain.handle.results import What
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What became of one stage of a run."""
+
+    stage: Stage
+    job: Job
+    seconds: float
+    output: str
+    skipped: bool
+    """It had been done before."""
+
+
+@public_class
+@dataclass
+class Run:
+    """A whole run: its stages, its losses, its model, its text."""
+
+    config: JobConfig
+    results: list[StageResult] = field(default_factory=list)
+
+    def job(self, stage: Stage) -> Job:
+        """The job of a stage; raises `JobError` for a stage the run does not have."""
+        for result in self.results:
+            if result.stage == stage:
+                return result.job
+        raise JobError(f"this run has no stage {stage}; it has {', '.join(r.stage for r in self.results)}")
+
+    @property
+    def loss(self) -> list[float]:
+        """Loss by step, over every attempt at the train stage."""
+        return [record["loss"] for record in self.records if "loss" in record]
+
+    @property
+    def records(self) -> list[dict[str, float]]:
+        """Every logged step's numbers, over every attempt at the train stage."""
+        target = self.job("train").target
+        attempts = jobs_of(target, self.config.name, "train")
+        by_step = {record["step"]: record for job in reversed(attempts) for record in job.records}
+        return [by_step[step] for step in sorted(by_step)]
+
+    def metrics(self) -> DataFrame:
+        """`records` as a pandas DataFrame by step."""
+        from smtrain.follow.frame import frame
+
+        return frame(self.records)
+
+    @property
+    def model(self) -> str:
+        """s3:// prefix of the exported Hugging Face model."""
+        return self.job("export").output
+
+    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
+        """Copy the exported Hugging Face model into `folder`; returns the folder.
+
+        `checkpoints` and `metrics` are those of the train stage's last job, as `Job.download` has them; `all` makes a
+        folder of each. Other files are replaced only with `overwrite`.
+        """
+        if what == "model":
+            return self.job("export").download(folder, overwrite=overwrite)
+        if what == "all":
+            self.job("export").download(Path(folder) / "model", overwrite=overwrite)
+            for kind in ("checkpoints", "metrics"):
+                self.job("train").download(Path(folder) / kind, kind, overwrite=overwrite)
+            return Path(folder)
+        return self.job("train").download(folder, what, overwrite=overwrite)
+
+    @property
+    def texts(self) -> list[dict[str, str]]:
+        """What the model made of each prompt: prompt and completion."""
+        texts: list[dict[str, str]] = json.loads(self.job("generate").read("generation.json"))
+        return texts
