@@ -147,7 +147,7 @@ def test_the_tokenizer_knows_digits_ends_and_conversations(small: dict[str, Any]
 def test_a_tensor_of_another_kind_of_model_is_named() -> None:
     assert hf_name("blk.11.attn_output.weight") == "model.layers.11.self_attn.o_proj.weight"
     for name in ("blk.0.ffn_gate_exps.weight", "blk.0.attn_q.bias", "rope_freqs.weight"):
-        with pytest.raises(ConfigError, match=f"{name}: is no tensor of a Llama"):
+        with pytest.raises(ConfigError, match=f"{name}: is not a tensor of a Llama"):
             hf_name(name)
 
 
