@@ -6,7 +6,6 @@ platform does with the role; the service authorization reference for what each a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 from smtrain.config import JobConfig, Stage
 from smtrain.contract.owner import owner_uri
 from smtrain.contract.uris import split_uri
+from smtrain.facts.images import ecr_image
 from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.job.graphs import cache_root
 from smtrain.job.request import checkpoint_uri, run_uri
 
 SERVICE = "sagemaker.amazonaws.com"
 Requests = Mapping[Stage, dict[str, Any]]
-_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)")
 
 
 @dataclass(frozen=True)
@@ -228,8 +227,10 @@ def _keys(config: JobConfig) -> list[str]:
 
 
 def _images(a: _Arns, requests: Requests) -> tuple[str, ...]:
-    found = [_ECR.match(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
-    return tuple(sorted({f"arn:{a.partition}:ecr:{m[2]}:{m[1]}:repository/{m[3]}" for m in found if m}))
+    found = [ecr_image(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
+    return tuple(
+        sorted({f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}" for m in found if m})
+    )
 
 
 def _secrets(config: JobConfig, a: _Arns) -> list[Statement]:
