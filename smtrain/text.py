@@ -30,7 +30,7 @@ _WORD = re.compile(r"`[^`]*`\S*|\S+")
 # What a wrapped line's next lines stand below: the second column, if there is one, else the text behind a mark.
 _COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
 # To be copied as it stands: the terminal breaks it, and copies it without the break.
-_TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain |pip |export )")
+_TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
 
 
 def clean(text: str) -> str:

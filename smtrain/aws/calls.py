@@ -30,6 +30,7 @@ was sent more than once by then (UNANSWERED_S is longer)."""
 PERSIST_S = 300.0
 """What moving files gives a call: a large model is not given up for a network that is away for a minute."""
 _BEGAN = "smtrain_began"
+_WHOSE = "check the proxy, and AWS_ENDPOINT_URL if it is set"
 
 
 def transferring() -> Any:
@@ -104,11 +105,13 @@ def spell(error: Exception) -> str | None:
         return full
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
+        if str(told.get("Code")).isdigit() and not told.get("Message"):  # AWS says in its body what it refuses, and why
+            return f"what answered {error.operation_name} ({told['Code']}, without a word) is not AWS; {_WHOSE}"
         return f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}"
     if isinstance(error, HTTPClientError | NoConnection):
         return f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
     if isinstance(error, ResponseParserError):
-        return "what answered is not AWS, but a page; check the proxy, and AWS_ENDPOINT_URL if it is set"
+        return f"what answered is not AWS, but a page; {_WHOSE}"
     return f"AWS could not be asked: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
 
 
@@ -135,6 +138,13 @@ _EXPIRED = frozenset(
         "UnrecognizedClientException", "InvalidToken",
     }
 )  # fmt: skip
+
+
+def unasked(error: Exception) -> bool:
+    """Whether AWS refused to look, so that nothing is known of what was asked for; it refuses names that cannot be."""
+    from botocore.exceptions import ClientError
+
+    return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") != "ValidationException"
 
 
 def expired(error: Exception) -> bool:

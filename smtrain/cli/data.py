@@ -185,7 +185,8 @@ def inspect(
         say(json.dumps(about.facts, indent=2), whole=True)
         return
     for key, value in about.facts.items():
-        say(f"{key:16} {value:,}" if type(value) is int else f"{key:16} {value}")
+        if value not in ({}, [], None):
+            say(f"{key.replace('_', ' '):16} {_shown(value)}")
     say(f"\noccurrences by rank, both logarithmic\n{sparkline(summary.ranks(about.counts))}\n")
     widest = about.top[0][2] if about.top else 1.0
     for number, text, share in about.top:
@@ -193,6 +194,17 @@ def inspect(
         say(f"{name:>24} {share:7.2%} {'█' * max(1, round(30 * share / widest))}")
     if about.sample is not None:
         say(f"\nbegins: {about.sample!r}")
+
+
+def _shown(value: object) -> str:
+    """A count or a fact as one reads it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_shown, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @app.command()

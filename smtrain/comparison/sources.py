@@ -115,6 +115,7 @@ def _events(path: Path) -> list[dict[str, float]]:
 def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     from botocore.exceptions import ClientError
 
+    from smtrain.aws.calls import unasked
     from smtrain.handle.job import Job
     from smtrain.handle.listing import jobs_of
     from smtrain.place.choose import place_of
@@ -125,7 +126,9 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
         if not attempts:
             attempts = [Job(job, place)]
             attempts[0].describe()
-    except (ClientError, JobError):
+    except (ClientError, JobError) as error:
+        if unasked(error):
+            raise
         where = "here" if place.name == "local" else "on AWS"
         raise JobError(f"{name}: there is no such file, and no run or job of this name {where}") from None
     return _of_attempts(attempts, label)

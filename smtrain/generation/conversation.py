@@ -61,10 +61,12 @@ def set_template(loaded: Loaded, file: Path | None) -> None:
 def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.Tensor, int]:
     """Ids [1, length] of the conversation up to the answer, and how many messages of it were left out.
 
-    The oldest question goes first, with its answer, until `room` tokens are left for the new one; the system prompt
-    stays. Raises `CheckpointError` where the last question alone is too long, or the template refuses it.
+    The oldest question goes first, with its answer, until `room` tokens are left for the new one, or half of the
+    model's positions where they are fewer; the system prompt stays. Raises `CheckpointError` where the last question
+    alone is too long, or the template refuses it.
     """
     left_out = 0
+    room = room if loaded.positions is None else min(room, loaded.positions // 2)
     kept = list(messages)
     while True:
         ids = encoded(loaded, text_of(loaded, kept), special=False)

@@ -87,7 +87,9 @@ class Chat:
         answers = [""] * len(told)
         try:
             for number, (speaker, ids) in enumerate(zip(self._speakers, told, strict=True)):
-                pieces = stream(speaker.loaded, ids, sampling, plain=speaker.plain)
+                most = (speaker.loaded.positions or 1 << 30) - ids.shape[1]
+                short = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, most))
+                pieces = stream(speaker.loaded, ids, short, plain=speaker.plain)
                 try:
                     for piece in pieces:
                         shown = clean(piece)

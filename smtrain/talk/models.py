@@ -120,6 +120,7 @@ def _json(file: Path) -> dict[str, Any]:
 def _of_name(name: str, target: TargetName | None) -> FoundModel:
     from botocore.exceptions import ClientError
 
+    from smtrain.aws.calls import unasked
     from smtrain.handle.job import Job
     from smtrain.handle.listing import jobs_of
     from smtrain.place.choose import place_of
@@ -136,7 +137,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
         found = Job(job, place)
         found.describe()
     except (ClientError, JobError) as error:
-        if isinstance(error, JobError) and "exported" in str(error):
+        if unasked(error) or "exported" in str(error):
             raise
         raise JobError(f"{name}: there is no such folder, and no run or job of this name {where}") from None
     return _of_job(found, name)

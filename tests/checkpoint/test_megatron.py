@@ -238,7 +238,7 @@ def test_no_code_of_a_file_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert same(weights_of(open_weights(tmp_path / "mg")), random_weights(FOUR))  # as nothing of args is needed
     file = tmp_path / "mg/iter_0000001/mp_rank_00/model_optim_rng.pt"
     torch.save({"model": {"decoder.final_layernorm.weight": Hostile()}}, file)
-    with pytest.raises(CheckpointError, match="is no tensor"):
+    with pytest.raises(CheckpointError, match="is not a tensor"):
         open_weights(tmp_path / "mg")
     convert(tmp_path / "hf", tmp_path / "dist", to="megatron")
     (tmp_path / "dist/manifest.json").unlink()

@@ -114,6 +114,7 @@ def test_what_programs_read_is_not_broken() -> None:
         ("                      -> raise it to more", "        -> raise it\n          to more"),
         ("then `smtrain stop JOB --target local` ends", "then\n`smtrain stop JOB --target local`\nends"),
         ("stop it:  smtrain stop JOB --target local", "stop it:  smtrain stop JOB --target local"),
+        ("smtrain data inspect: no such option", "smtrain data\ninspect: no such\noption"),
         ("s3://bucket/a/very/long/prefix/ is gone", "s3://bucket/a/very/long/prefix/\nis gone"),
         ("short", "short"),
     ],

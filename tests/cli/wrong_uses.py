@@ -299,7 +299,7 @@ def of_data() -> Iterator[Use]:
         yield Use(("data", "import", dataset, "to", "--model", "tokenizer"))
     for words in (["inspect"], ["merge", "a"], ["export"]):
         last = ["to"] if words != ["inspect"] else []
-        yield Use(("data", *words, "s3://bucket/tokens", *last), "no folder of this machine")
+        yield Use(("data", *words, "s3://bucket/tokens", *last), "not a folder of this machine")
     for words in (["split", "a", "to", "1"], ["split", "a", "to", "0", "1"], ["split", "a", "to", "x", "1"],
                   ["split", "a", "to", "nan", "1"], ["split", "a", "to", "--", "-1", "1"], ["merge", "a"],
                   ["merge", "a", "taken"], ["split", "a", "", "1", "1"], ["merge", "a", ""],

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
+from moto import mock_aws
 
+import smtrain
+from smtrain.config import Stage
 from smtrain.facts.images import serves
+from smtrain.iam import policies
 from tests.checkpoint.folders import LLAMA, hf_folder
 from tests.docs.pages import ROOT
+
+STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +60,31 @@ def test_its_config_is_a_request_of_an_image_and_machines_that_its_engine_runs_o
     request = json.loads(done.stdout)
     assert serves(request["AlgorithmSpecification"]["TrainingImage"], "nxd")
     assert request["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
+
+
+def test_its_config_is_launched_in_an_account_up_to_the_last_request(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account is moto's, in this process: a job in it is done as soon as it is created."""
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "SMTRAIN_HOME": str(tmp_path), "PIP_NO_INDEX": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with mock_aws():
+        account = boto3.client("s3"), boto3.client("iam"), boto3.client("sagemaker")
+        account[0].create_bucket(Bucket="my-bucket")
+        made = policies("config.yaml", target="aws")
+        account[1].create_role(RoleName="train", AssumeRolePolicyDocument=json.dumps(made["trust"]))
+        for stage in STAGES:
+            # moto simulates no policies and has none of AWS's images, so nothing is checked.
+            job = smtrain.launch("config.yaml", stage=stage, target="aws", wait=False, check=False, say=lambda _: None)
+            sent: Any = account[2].describe_training_job(TrainingJobName=job.name)
+            assert sent["RoleArn"].endswith(":role/train")
+            assert serves(sent["AlgorithmSpecification"]["TrainingImage"], "nxd")
+            assert sent["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
+            assert sent["OutputDataConfig"]["S3OutputPath"].startswith("s3://my-bucket/smtrain/my-run/")
 
 
 def test_its_links_and_pictures_lead_somewhere() -> None:

@@ -108,8 +108,9 @@ def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: Loaded) -> 
     text = loaded.tokenizer.decode(found[0])
     assert left_out == 4
     assert text == "<system>s<user>threethreethree<assistant>yes<user>four<a>"
-    with pytest.raises(CheckpointError, match="leaves no room for 60 more in the 64"):
-        spelled(loaded, talk.asked("four"), 60)
+    assert spelled(loaded, talk.asked("four"), 60)[1] > 0, "an answer may be shorter than the longest one asked for"
+    with pytest.raises(CheckpointError, match="leaves no room for 32 more in the 64"):
+        spelled(loaded, talk.asked("four" * 10), 60)
 
 
 def test_turns_limit_what_is_remembered() -> None:

@@ -133,7 +133,7 @@ def test_a_broken_machine_is_an_internal_error_and_is_tried_again_as_often_as_as
 
 def test_only_what_runs_on_spot_is_interrupted(plane: Plane, client: Client) -> None:
     name = client.start("sleep 5")
-    with pytest.raises(LocalError, match="no spot job"):
+    with pytest.raises(LocalError, match="not a spot job"):
         plane.interrupt(name)
     client.sagemaker.stop_training_job(TrainingJobName=name)
     client.wait(name)

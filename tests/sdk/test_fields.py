@@ -142,7 +142,7 @@ def test_a_file_system_is_a_channel_that_the_vpc_reaches(plain: dict[str, Any], 
     assert list(violations(made)) == []
     read = body(text, {"data": {"path": uri}, **vpc}, stage="prepare")
     assert {**wanted, "ChannelName": "text"} in read["InputDataConfig"]
-    with pytest.raises(smtrain.ConfigError, match=r"network\.subnets: .* reached from within its VPC alone"):
+    with pytest.raises(smtrain.ConfigError, match=r"network\.subnets: .* only be reached from within its VPC"):
         body(text, {"data": {"prepared": uri}})
     with pytest.raises(smtrain.ConfigError, match=r"no local run can mount"):
         smtrain.request({**text, "data": {"prepared": uri}}, target="local")

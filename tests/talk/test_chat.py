@@ -167,7 +167,7 @@ def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], folder:
         told = at.prompt()
     assert "is there already" in told
     at.interrupt()
-    assert "once more leaves" in at.prompt()
+    assert "again leaves" in at.prompt()
     at.type("/clear\n")
     at.prompt()
     at.type("/retry\n")
@@ -200,7 +200,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     at.type(f"/save {tmp_path / 'talk.json'}\n")
     at.prompt()
     at.interrupt()
-    at.until("once more leaves")
+    at.until("again leaves")
     at.prompt()
     at.interrupt()
     assert at.ended() == 0
@@ -350,7 +350,7 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
         smtrain.chat(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="is a file"):
         smtrain.chat(folder / "config.json")
-    with pytest.raises(ConfigError, match="warmth: is no setting"):
+    with pytest.raises(ConfigError, match="warmth: is not a setting"):
         smtrain.chat(folder, warmth=1)
     with pytest.raises(ConfigError, match="turns: got -1"):
         smtrain.chat(folder, turns=-1)
