@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# No test is timed: the first example pays for imports, and other workers may have the cores.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Workers and the jobs that they start share the machine's cores. With two threads in each, which wait for each other
 # while others have the cores, all took several times as long. Local jobs and commands take this over.

@@ -41,7 +41,7 @@ def cluster_of(job: str | None = None) -> Cluster:
         host, _, shared = named.rpartition(":")
         try:
             return Cluster(host=host or None, shared=shared)
-        except ValueError:
+        except ConfigError:
             raise ConfigError(
                 [f"{VARIABLE} is {named!r}; it must look like me@head:/fsx/smtrain, or /fsx/smtrain on the head node"]
             ) from None
