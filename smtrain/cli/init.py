@@ -65,9 +65,8 @@ def init(
     file.write_text(text, encoding="utf-8")
     if size := text_bytes(config):
         steps = max(1, round(size / _BYTES_PER_TOKEN / (config.train.global_batch_size * config.train.seq_len)))
-        say(
-            f"about {steps:,} {'steps read' if steps > 1 else 'step reads'} all of the text once, at {_BYTES_PER_TOKEN} bytes a token"
-        )
+        read = "steps read" if steps > 1 else "step reads"
+        say(f"about {steps:,} {read} all of the text once, at {_BYTES_PER_TOKEN} bytes a token")
     say(f"wrote {file}; next:")
     for command in ("plan", "check", "run") if where.instance_type else ("run",):
         say(f"  smtrain {command} {file}")
