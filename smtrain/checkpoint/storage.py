@@ -65,8 +65,11 @@ def filesystem(uri: str) -> tuple[Any, str]:
         import fsspec
 
         fs, path = fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise CheckpointError(f"{uri} cannot be opened ({error}); pip install s3fs for s3:// URIs.") from None
+    except ImportError as error:
+        raise CheckpointError(f"{uri} cannot be opened ({error}); `pip install s3fs` reads s3:// URIs") from None
+    except ValueError:
+        scheme = uri.partition("://")[0]
+        raise CheckpointError(f"{uri}: weights are not read from {scheme}://; give a folder or an s3:// URI") from None
     return fs, path.rstrip("/")
 
 

@@ -25,7 +25,7 @@ def inspect(path: Path, config: Config = None) -> None:
     _named(path)
     from smtrain.checkpoint import summary
 
-    found = summary.inspect(path, _read(config))
+    found = summary.inspect(options.materialised(path), _read(config))
     say(json.dumps(found.to_dict(), indent=2), whole=True)
 
 
@@ -36,7 +36,7 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
     count, most = 0, 0.0
     from smtrain.checkpoint import summary
 
-    for difference in summary.diff(a, b, _read(config)):
+    for difference in summary.diff(options.materialised(a), options.materialised(b), _read(config)):
         amount = "" if difference.max_abs is None else f", by at most {difference.max_abs:.6g}"
         say(f"{'first: ' if not count else ''}{difference.name}: {difference.reason}{amount}")
         count, most = count + 1, max(most, difference.max_abs or 0.0)
@@ -51,7 +51,7 @@ def verify(path: Path, config: Config = None) -> None:
     _named(path)
     from smtrain.checkpoint import summary
 
-    say(f"{summary.verify(path, _read(config))} hashes match")
+    say(f"{summary.verify(options.materialised(path), _read(config))} hashes match")
 
 
 def _named(*paths: str) -> None:

@@ -103,7 +103,7 @@ def convert(
     places = _numbers("--cuts", cuts, "layer numbers with commas between, e.g. 3,7,11")
     stages = _numbers("--layers-per-stage", layers_per_stage, "numbers of layers with commas between, e.g. 16,15,17")
     changed = smtrain.convert(
-        source,
+        options.materialised(source),
         target,
         to=to,  # type: ignore[arg-type]  # checked there
         tp=tp,

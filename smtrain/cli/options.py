@@ -159,3 +159,12 @@ def _narrow_help() -> None:
             super().write_dl(rows, min(col_max, self.width // 3), col_spacing)
 
     context.formatter_class = Narrow
+
+
+def materialised(model: str) -> str:
+    """A model of the demo as the folder that it is made into; anything else as it is."""
+    if not model.startswith("demo://"):
+        return model
+    from smtrain.demo import materialise
+
+    return str(materialise(model))

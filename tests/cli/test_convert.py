@@ -1,0 +1,27 @@
+"""`smtrain convert` and `checkpoint` take the models that configs name, and say which places they cannot read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smtrain.checkpoint.summary import inspect
+from smtrain.cli.checkpoint import app as checkpoint
+from smtrain.cli.convert import app as convert
+from smtrain.errors import CheckpointError
+
+
+def test_a_model_of_the_demo_is_converted_and_compared_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = str(tmp_path / "shards")
+    convert(args=["demo://tiny-llama", shards, "--to", "nxd", "--tp", "2"], standalone_mode=False)
+    assert inspect(shards).kind == "nxd"
+    checkpoint(args=["diff", "demo://tiny-llama", shards], standalone_mode=False)
+    assert "the same, bit for bit" in capsys.readouterr().out
+
+
+def test_a_place_that_is_not_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="weights are not read from nowhere://; give a folder or an s3:// URI"):
+        convert(args=["nowhere://a/b", str(tmp_path / "to"), "--to", "nxd"], standalone_mode=False)
