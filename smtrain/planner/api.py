@@ -16,7 +16,7 @@ from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of, 
 from smtrain.planner.auto import accepted
 from smtrain.planner.calibration import UNCALIBRATED, best_published, half_width, nearest, spread_of
 from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
-from smtrain.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.planner.machines import GIB, Machine, Mesh, Work, is_planned
 from smtrain.planner.measured import Correction, correction
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
 from smtrain.planner.own import machine_of, machines_known, own_price_rows
@@ -85,12 +85,17 @@ def plan(
     described = machines_known(config, machine_file)
     known = Prices(prices or own_prices(), own_price_rows(described))
     work, _ = work_of(config, shape)
-    own = Machine.of(config.compute.instance_type, config.compute.instance_count, config.processes_per_instance)
+    compute = config.compute
+    some = [machine_of(t, n, described) for t, n in machines]
+    if machines and not is_planned(compute.instance_type):
+        own = some[0]
+    else:
+        own = Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
     mesh = Mesh(
         config.parallel.tp, config.parallel.pp, config.dp, config.parallel.micro_batch_size,
         config.parallel.activation_checkpointing, config.parallel.sequence_parallel,
     )  # fmt: skip
-    some = [machine_of(t, n, described) for t, n in machines] or [own]
+    some = some or [own]
     where = some[0] if len(machines) == 1 and machines[0][0] in described else own
     corrected = correction(work, where, mesh, measured)
     steps = config.train.steps

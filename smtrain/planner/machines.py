@@ -45,7 +45,15 @@ class Machine:
     def of(cls, type_: str, count: int, cores: int | None = None) -> Machine:
         """The machine of a row of facts/instances.toml. Raises `ConfigError` for a type it does not have."""
         row = instance(type_)
-        if row is None or "core_gib" not in row:
+        if type_ in table("instances")["cpu"] or (row is not None and "core_gib" not in row):
+            raise ConfigError(
+                [
+                    f"compute.instance_type: {type_} has no accelerator, and only machines with one are planned for; "
+                    "try another with `smtrain plan CONFIG --machines ml.trn1.32xlarge:1`, or measure this machine "
+                    "with `smtrain plan --probe NAME`"
+                ]
+            )
+        if row is None:
             known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
             kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" for t in known))
             raise ConfigError(
@@ -245,3 +253,8 @@ def _adapters(one_layer: ModelShape, lora: Lora, tp: int) -> int:
 @cache
 def _one_layer(shape: ModelShape) -> ModelShape:
     return replace(shape, layers=1)
+
+
+def is_planned(instance_type: str) -> bool:
+    """Whether `Machine.of` knows the type: one of AWS's with accelerators."""
+    return "core_gib" in (instance(instance_type) or {})

@@ -151,6 +151,9 @@ def test_a_model_is_found_by_name_by_folder_or_not_at_all(model_folder: Path) ->
     given["compute"]["instance_type"] = "ml.p3.2xlarge"
     with pytest.raises(ConfigError, match=r"nothing is known about ml\.p3\.2xlarge"):
         smtrain.plan(given, model="llama-2-7b")
+    given["compute"]["instance_type"] = "ml.m5.4xlarge"
+    with pytest.raises(ConfigError, match=r"ml\.m5\.4xlarge has no accelerator, .*--machines ml\.trn1\.32xlarge:1"):
+        smtrain.plan(given, model="llama-2-7b")
 
 
 def test_the_command_prints_json_and_its_status_says_whether_it_fits(tmp_path: Path) -> None:
