@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -36,6 +37,13 @@ def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return int(left.value.code or 0)
 
 
+def make_role(iam: Any, made: dict[str, Any]) -> None:
+    """The role that the page makes; another test of this process may have made it."""
+    with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
+        iam.create_role(RoleName="smtrain-training", AssumeRolePolicyDocument=json.dumps(made["trust"]))
+    iam.put_role_policy(RoleName="smtrain-training", PolicyName="smtrain", PolicyDocument=json.dumps(made["role"]))
+
+
 def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     local_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,8 +62,7 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     s3.create_bucket(Bucket="my-bucket")
     s3.put_object(Bucket="my-bucket", Key="text/a.jsonl", Body=b'{"text": "a"}\n')
     made = policies(told, target="aws")
-    iam.create_role(RoleName="smtrain-training", AssumeRolePolicyDocument=json.dumps(made["trust"]))
-    iam.put_role_policy(RoleName="smtrain-training", PolicyName="smtrain", PolicyDocument=json.dumps(made["role"]))
+    make_role(iam, made)
     told["compute"]["role"] = "smtrain-training"
 
     report = smtrain.check(told, target="aws")
@@ -118,8 +125,7 @@ def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
     }  # fmt: skip
     Path("run.yaml").write_text(yaml.safe_dump(config), "utf-8")
     made = policies(config, target="aws")
-    iam.create_role(RoleName="smtrain-training", AssumeRolePolicyDocument=json.dumps(made["trust"]))
-    iam.put_role_policy(RoleName="smtrain-training", PolicyName="smtrain", PolicyDocument=json.dumps(made["role"]))
+    make_role(iam, made)
 
     def type_(line: str, job: str = "") -> str:
         left = typed(re.sub(r"\bJOB\b", job, line), monkeypatch)

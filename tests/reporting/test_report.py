@@ -94,7 +94,7 @@ def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(run: smtrai
 @pytest.mark.slow
 def test_a_file_that_is_no_report_is_left_alone(run: smtrain.Run, tmp_path: Path) -> None:
     (tmp_path / "notes.html").write_text("mine")
-    with pytest.raises(ConfigError, match="no report"):
+    with pytest.raises(ConfigError, match="is not a report"):
         smtrain.report("reported", tmp_path / "notes.html")
     assert (tmp_path / "notes.html").read_text() == "mine"
     smtrain.report("reported", tmp_path / "notes.html", overwrite=True)
