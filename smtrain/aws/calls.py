@@ -16,6 +16,7 @@ from smtrain.text import clean_values
 
 if TYPE_CHECKING:
     import boto3
+    from botocore.exceptions import ClientError
 
 CONNECT_S = 5.0
 READ_S = 12.0
@@ -145,6 +146,11 @@ def unasked(error: Exception) -> bool:
     from botocore.exceptions import ClientError
 
     return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") != "ValidationException"
+
+
+def unnamed(error: ClientError) -> bool:
+    """Whether SageMaker, or moto in its place, said that it has nothing of the name it was asked for."""
+    return error.response["Error"]["Code"] in ("ResourceNotFound", "ValidationException")
 
 
 def expired(error: Exception) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from smtrain.aws.target import TargetName
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError, first_line
 from smtrain.extras import missing
+from smtrain.job.inputs import file_sha256
 from smtrain.model.card import README, card, metadata, usage
 from smtrain.model.hf_folder import SOURCE, WEIGHTS, is_legal
 from smtrain.talk.models import FoundModel, find
@@ -96,7 +95,7 @@ def push(
             commit_message=message or f"{found.name} by smtrain",
         )  # fmt: skip
     except Exception as error:  # its own, httpx's and the disk's have no common class
-        raise JobError(f"{_why(error, repository)}; the same command goes on from there") from None
+        raise JobError(f"{_why(error, api.endpoint, repository)}; the same command goes on from there") from None
     address = f"{api.endpoint}/{repository}"
     say(f"pushed: {address}")
     return address
@@ -107,7 +106,7 @@ def _may_write(api: HfApi) -> str:
     try:
         told: dict[str, Any] = api.whoami()
     except Exception as error:
-        raise JobError(_why(error, None)) from None
+        raise JobError(_why(error, api.endpoint)) from None
     return str(told.get("name", "?"))
 
 
@@ -122,7 +121,7 @@ def _held(api: HfApi, repository: str, revision: str | None) -> dict[str, tuple[
     except RepositoryNotFoundError:
         return None
     except Exception as error:
-        raise JobError(_why(error, repository)) from None
+        raise JobError(_why(error, api.endpoint, repository)) from None
     return {
         item.rfilename: (item.size, item.lfs.sha256 if item.lfs else None)
         for item in told.siblings or []
@@ -149,17 +148,9 @@ def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Pat
         if ours is None:
             if name in weights or name.endswith((".safetensors", ".bin", ".gguf", ".pt")):
                 return name
-        elif sha256 is not None and (size != ours.stat().st_size or sha256 != _sha256(ours)):
+        elif sha256 is not None and (size != ours.stat().st_size or sha256 != file_sha256(ours)):
             return name
     return ""
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _card(found: FoundModel, folder: Path, repository: str) -> str:
@@ -169,10 +160,9 @@ def _card(found: FoundModel, folder: Path, repository: str) -> str:
     return card(repository.partition("/")[2], about, [usage(repository, adapter=found.is_adapter)])
 
 
-def _why(error: Exception, repository: str | None) -> str:
+def _why(error: Exception, hub: str, repository: str | None = None) -> str:
     """What an answer of the hub means, and what helps."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     where = f"{hub}/{repository}" if repository else hub
     if type(error).__name__ == "LocalTokenNotFoundError":
         return f"there is no token for {hub}; {_LOGIN}"

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from smtrain import text
+from smtrain.aws.calls import unnamed
 from smtrain.aws.target import TargetName
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
@@ -18,7 +19,6 @@ from smtrain.talk.models import find
 from smtrain.text import Say
 
 _GROUP = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
-_UNKNOWN = ("ValidationException", "ResourceNotFound")
 _VALUE = re.compile(r"[^\w\s.:/=+\-@]")
 """What a value of CustomerMetadataProperties may not hold (the service's model)."""
 _JSON = "application/json"
@@ -131,7 +131,7 @@ def _held(client: Any, group: str, asked: dict[str, Any]) -> str | None:
         pages = client.get_paginator("list_model_packages").paginate(ModelPackageGroupName=group)
         arns = [item["ModelPackageArn"] for page in pages for item in page["ModelPackageSummaryList"]]
     except ClientError as error:
-        if error.response["Error"]["Code"] in _UNKNOWN:
+        if unnamed(error):
             return None
         raise
     return next((arn for arn in arns if _data_of(client.describe_model_package(ModelPackageName=arn)) == data), None)
@@ -149,7 +149,7 @@ def _make_group(client: Any, group: str, run: str) -> None:
     try:
         client.describe_model_package_group(ModelPackageGroupName=group)
     except ClientError as error:
-        if error.response["Error"]["Code"] not in _UNKNOWN:
+        if not unnamed(error):
             raise
         client.create_model_package_group(
             ModelPackageGroupName=group, ModelPackageGroupDescription=f"versions of {run} (smtrain register)"

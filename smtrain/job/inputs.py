@@ -221,14 +221,14 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
     files = [named for named in files if named[0] not in left_out]
     if not files:
         raise ConfigError([f"{path}: holds no files; give a folder that has some"])
-    hashes = tuple(_sha256(file) for _, file in files)
+    hashes = tuple(file_sha256(file) for _, file in files)
     whole = hashlib.sha256()
     for (name, _), digest in zip(files, hashes, strict=True):
         whole.update(f"{name}\0{digest}\n".encode())
     return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files), hashes, left_out)
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with path.open("rb") as content:
         if hasattr(hashlib, "file_digest"):
             return hashlib.file_digest(content, "sha256").hexdigest()

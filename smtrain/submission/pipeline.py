@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smtrain import text
+from smtrain.aws.calls import unnamed
 from smtrain.aws.role import role_arn
 from smtrain.aws.target import Target, TargetName
 from smtrain.config import JobConfig, Stage
@@ -32,8 +33,6 @@ VERSION = "2020-12-01"
 CACHED_FOR = "P30D"
 """ISO 8601: how long a step with the same arguments is not done again."""
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,255}")
-_UNKNOWN = ("ResourceNotFound", "ValidationException")
-"""What DescribePipeline says of a name that no pipeline has: AWS, and moto."""
 _LARGEST = 1_048_576
 """Characters of a definition (UpsertPipeline's limit in the service's model)."""
 
@@ -159,13 +158,14 @@ def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any
     try:
         found = client.describe_pipeline(PipelineName=name)
     except ClientError as error:
-        if error.response["Error"]["Code"] not in _UNKNOWN:
+        if not unnamed(error):
             raise
         client.create_pipeline(**asked, Tags=tags)
         return f"created pipeline {name}"
-    if json.loads(found["PipelineDefinition"]).get("Metadata") != definition["Metadata"]:
+    held = json.loads(found["PipelineDefinition"])
+    if held.get("Metadata") != definition["Metadata"]:
         raise JobError(f"pipeline {name} is not one of this run's; give another name")
-    if json.loads(found["PipelineDefinition"]) == definition and found.get("RoleArn") == role:
+    if held == definition and found.get("RoleArn") == role:
         return f"pipeline {name} is up to date"
     client.update_pipeline(**asked)
     return f"updated pipeline {name}"

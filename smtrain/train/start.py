@@ -64,11 +64,10 @@ def start(config: JobConfig, container: Container) -> None:
         Position(config, manifest, here).refuse_another(saved.name, saved.state)
     replaced = bool(choice.saved) and not adapted
     watched = BaseWeights(None if replaced else weights, config, gather, container.checkpoint_dir)
-    zeros = Zeros(described, ModelShape.from_config(described), options.seed)
-    engine = build(config, described, zeros if replaced else weights)
+    shape = ModelShape.from_config(described)
+    engine = build(config, described, Zeros(described, shape, options.seed) if replaced else weights)
     watched.refuse_damaged()
-    vocabulary = ModelShape.from_config(described).vocab
-    loader = _loader(config, data, engine, vocabulary, container.checkpoint_dir / firstread.KEPT)
+    loader = _loader(config, data, engine, shape.vocab, container.checkpoint_dir / firstread.KEPT)
     if tracing():
         trace(config, engine, loader, stall)
         engine.close()
@@ -92,7 +91,7 @@ def start(config: JobConfig, container: Container) -> None:
         log = MetricsLog(
             container.output_data_dir, total_steps=options.steps, first_step=step + 1,
             tokens_per_step=options.global_batch_size * options.seq_len,
-            flops_per_token=ModelShape.from_config(described).flops_per_token(options.seq_len),
+            flops_per_token=shape.flops_per_token(options.seq_len),
             peak=peak_flops(config.compute.instance_type) * engine.world_size,
             live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None, trackers=trackers,
         )  # fmt: skip
@@ -102,7 +101,7 @@ def start(config: JobConfig, container: Container) -> None:
         last = train(
             config, engine, loader, line=line, resumed=good.step if good else None,
             samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
-            watch=LossWatch(vocabulary, state.get("losses", ()), name),
+            watch=LossWatch(shape.vocab, state.get("losses", ()), name),
             distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
             destination=destination, validator=validator,
         )  # fmt: skip
