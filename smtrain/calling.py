@@ -22,7 +22,10 @@ _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "True or 
 def misuse(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> str | None:
     """What is wrong with a call, None if it can be made."""
     signature, annotations = _described(function)
-    name = function.__qualname__.removesuffix(".__init__")
+    name = function.__qualname__
+    if args and "self" in signature.parameters:  # an inherited method is called by the name of the caller's class
+        name = f"{type(args[0]).__name__}.{function.__name__}"
+    name = name.removesuffix(".__init__")
     try:
         given = signature.bind(*args, **keywords)
     except TypeError as error:

@@ -25,18 +25,12 @@ def deploy(
         typer.Option("--for", metavar="TIME", help="Delete it after so long, e.g. 2h.", show_default=False),
     ] = None,
     instances: Annotated[int, typer.Option(metavar="N", help="How many instances.")] = 1,
-    role: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),
-    ] = None,
+    role: options.ServingRole = None,
     schedule_role: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same.", show_default=False),
     ] = None,
-    image: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="URI", help="Container image; default: the newest known vLLM.", show_default=False),
-    ] = None,
+    image: options.ServingImage = None,
     max_length: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(metavar="N", help="Most tokens of prompt and answer.", show_default=False),

@@ -69,6 +69,14 @@ FromStep = Annotated[
     typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones.", show_default=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
+ServingRole = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),
+]
+ServingImage = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM.", show_default=False),
+]
 Again = Annotated[bool, typer.Option("--again", help="Run what is done already once more.")]
 
 

@@ -20,14 +20,8 @@ def register(
         typer.Option(metavar="NAME", help="Model package group; default: the run's name.", show_default=False),
     ] = None,
     approve: Annotated[bool, typer.Option("--approve", help="Approve the version at once.")] = False,
-    role: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),
-    ] = None,
-    image: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="URI", help="Container image; default: the newest known vLLM.", show_default=False),
-    ] = None,
+    role: options.ServingRole = None,
+    image: options.ServingImage = None,
     target: options.To = None,
 ) -> None:
     """Make a run's exported model a version of a model package group, with its numbers and its origin."""

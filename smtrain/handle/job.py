@@ -1,4 +1,4 @@
-"""A job in hand: its state, its lines, its losses, its checkpoints, and how to stop it."""
+"""A job in hand: its lines, its losses, its cost, its files, and how to stop it. Its state is in described.py."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain import text
-from smtrain.aws.target import TargetName
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_records
 from smtrain.edge import public_class
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
-from smtrain.handle.checkpoints import saved_steps
+from smtrain.handle.described import DescribedJob
 from smtrain.handle.results import What, fetch
-from smtrain.place.choose import place_of
 from smtrain.place.protocol import JobPlace
 
 if TYPE_CHECKING:
@@ -28,11 +26,9 @@ if TYPE_CHECKING:
     from smtrain.follow.failure import Explanation
     from smtrain.follow.money import Spent
 
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
-
 
 @public_class
-class Job:
+class Job(DescribedJob):
     """A training job of a target, by name; attaches from anywhere.
 
     Args:
@@ -52,15 +48,6 @@ class Job:
         llama-train-1a2b3c4d: Completed...
     """
 
-    def __init__(self, name: str, target: TargetName | JobPlace | None = None) -> None:
-        """A name or an ARN. Without `target` the job is looked for as `smtrain.aws.attach` says: here, else on AWS."""
-        self.name, self.target = place_of(name, target) if target is None or isinstance(target, str) else (name, target)
-        if not _NAME.fullmatch(self.name):
-            raise JobError(f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones")
-        self.known_status: str | None = None
-        """Status when last asked."""
-        self.summary: dict[str, Any] = {}
-
     @classmethod
     def from_summary(cls, target: JobPlace, row: dict[str, Any]) -> Job:
         """From a row of ListTrainingJobs, without another call."""
@@ -68,69 +55,8 @@ class Job:
         job.known_status, job.summary = row["TrainingJobStatus"], row
         return job
 
-    @property
-    def known_done(self) -> bool:
-        """Completed, when last asked."""
-        return self.known_status == "Completed"
-
-    @property
-    def known_running(self) -> bool:
-        """Neither ended nor never asked, when last asked."""
-        return self.known_status is not None and self.known_status not in ENDED
-
     def __repr__(self) -> str:
         return f"<smtrain.Job {self.name} on {self.target.name}: {self.known_status or 'not asked yet'}>"
-
-    # ---- state
-    def describe(self) -> dict[str, Any]:
-        """DescribeTrainingJob's answer; raises `JobError` where there is no such job."""
-        from smtrain.aws.patience import impatient
-
-        return self.note(self.target.describe(self.name, impatient(self.target.name)))
-
-    def look(self) -> dict[str, Any]:
-        """`describe` for whoever waits: outlasts a network that is away for as long as a follow does."""
-        from smtrain.aws.patience import Patience
-        from smtrain.follow.follower import PACES
-
-        return self.note(self.target.describe(self.name, Patience(PACES[self.target.name].limit)))
-
-    def note(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Remember the status of a description; returns it."""
-        self.known_status = told["TrainingJobStatus"]
-        return told
-
-    @property
-    def status(self) -> str:
-        """InProgress, Completed, Failed, Stopping or Stopped, as of now."""
-        self.describe()
-        return self.known_status or ""
-
-    @property
-    def hosts(self) -> int:
-        """How many instances it has."""
-        from smtrain.contract.requests import groups_of
-
-        return sum(count for _, count in groups_of(self.describe()))
-
-    @property
-    def began(self) -> int:
-        """No line of it is older: its creation in ms since 1970, less a minute for hosts whose clocks differ."""
-        return int(self.describe()["CreationTime"].timestamp() * 1000) - 60_000
-
-    @property
-    def failure(self) -> str | None:
-        """What SageMaker says went wrong."""
-        reason: str | None = self.describe().get("FailureReason")
-        return reason
-
-    @property
-    def output(self) -> str:
-        """s3:// prefix of what the job left in /opt/ml/model."""
-        told = self.describe()
-        artifacts = told.get("ModelArtifacts", {}).get("S3ModelArtifacts")
-        base = told["OutputDataConfig"]["S3OutputPath"].rstrip("/")
-        return f"{(artifacts or f'{base}/{self.name}/output/model').rstrip('/')}/"
 
     # ---- what it says
     def lines(self, host: str | None = None) -> list[Line]:
@@ -151,23 +77,6 @@ class Job:
     def loss(self) -> list[float]:
         """The loss of every logged step, in order."""
         return [record["loss"] for record in self.records if "loss" in record]
-
-    @property
-    def checkpoints(self) -> list[str]:
-        """s3:// prefixes of the whole checkpoints of the job's line, oldest first: its own, and those it went on from.
-
-        Of a job that has not begun to write, those of its run's newest line.
-
-        Whole means: its manifest is there, and so is every file that the manifest names, with its size.
-        """
-        return self.saved(self.describe())
-
-    def saved(self, told: dict[str, Any]) -> list[str]:
-        """`checkpoints` of a job that was described already. Parts that a prepare job keeps are none."""
-        checkpointing = told.get("CheckpointConfig")
-        if not checkpointing:
-            return []
-        return [step.uri for step in saved_steps(self.target, checkpointing["S3Uri"], self.name) if step.whole]
 
     # ---- what one does with it
     def stop(self) -> None:

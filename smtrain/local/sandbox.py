@@ -57,6 +57,19 @@ class Supervisor:
         self._commands = b""
 
     def run(self) -> None:
+        """Report what the host has become, follow commands until it has ended, and leave nothing behind."""
+        refusal, mounted = self._prepared()
+        self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
+        try:
+            self._obey()
+        finally:
+            if self.daemon:
+                self.daemon.kill()
+                self.daemon.wait()
+            self._tidy()
+
+    def _prepared(self) -> tuple[str | None, dict[str, str | None]]:
+        """Make the host; why it is not isolated, if so, and by channel why it could not be mounted, if so."""
         refusal: str | None = None
         try:
             if not self.spec["namespaces"]:
@@ -78,13 +91,10 @@ class Supervisor:
         if LINUX:
             # Where there is no PID namespace, what the leader leaves behind becomes our child and is ended.
             libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
-        try:
-            self._obey()
-        finally:
-            if self.daemon:
-                self.daemon.kill()
-                self.daemon.wait()
+        return refusal, mounted
+
+    def _tidy(self) -> None:
+        """Undo what outlives this process; nothing here, as the mounts end with their namespace."""
 
     def _say(self, message: dict[str, Any]) -> None:
         os.write(self.status, json.dumps(message).encode() + b"\n")

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -213,6 +214,19 @@ def test_the_python_api_raises_its_own_errors(folder: Path) -> None:
             before = after
             failures.append(f"{name}: writes")
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: smtrain.Job(), "Job"),  # type: ignore[call-arg]
+        (lambda: smtrain.Job("job", "local").describe(1), "Job.describe"),  # type: ignore[call-arg]
+        (lambda: smtrain.Job("job", "local").download(), "Job.download"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_wrong_call_names_what_was_called(folder: Path, call: Callable[[], object], name: str) -> None:
+    with pytest.raises(SmtrainError, match=rf"^{re.escape(name)}\(\): "):
+        call()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
     found = {entry["location"]: entry["text"] for entry in index}
     assert "so many US dollars" in found["api/before/#smtrain.plan"]
+    # What a class inherits is part of it.
+    assert "api/running/#smtrain.Job.status" in found
     assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in found}
 
 

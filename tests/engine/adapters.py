@@ -23,7 +23,7 @@ SEED = 3
 RATE, OPTIMIZER = 0.1, OptimizerOptions(eps=1e-6)
 
 
-def steps(e: NativeEngine, first: int, last: int) -> list[tuple[float, float]]:
+def steps(e: Any, first: int, last: int) -> list[tuple[float, float]]:
     out = []
     for step in range(first, last):
         result = e.step(*cases.own(e, cases.batch(e.config, step)), RATE * cases.lr(step))
@@ -43,8 +43,11 @@ def engine(config: dict[str, Any], options: ParallelOptions, adapter: Lora, base
 def train(
     rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, folder: Path, count: int = 3
 ) -> list[tuple[float, float]]:
-    """Train and leave a checkpoint after the last step."""
-    e = engine(config, options, adapter)
+    return begun(engine(config, options, adapter), folder, count)
+
+
+def begun(e: Any, folder: Path, count: int) -> list[tuple[float, float]]:
+    """Train an engine of any kind and leave a checkpoint after the last step."""
     out = steps(e, 0, count)
     e.save(folder, count, {"consumed": count})
     return out
@@ -54,11 +57,15 @@ def resume(
     rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path, at: int, last: int,
     folder: Path | None = None,
 ) -> list[tuple[float, float]]:  # fmt: skip
-    e = engine(config, options, adapter)
-    e.load(checkpoint)
+    return gone_on(engine(config, options, adapter), checkpoint, at, last, folder)
+
+
+def gone_on(e: Any, checkpoint: Path, at: int, last: int, folder: Path | None) -> list[tuple[float, float]]:
+    """Go on with an engine of any kind from step `at`, and leave a checkpoint where `folder` is given."""
+    assert e.load(checkpoint).get("consumed", at) == at
     out = steps(e, at, last)
     if folder is not None:
-        e.save(folder, last, {})
+        e.save(folder, last, {"consumed": last})
     return out
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import itertools
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,6 +161,15 @@ class Client:
         """Store an object; gives the URI of its folder."""
         self.s3.put_object(Bucket=self.bucket, Key=key, Body=body)
         return f"s3://{self.bucket}/{key.rpartition('/')[0]}"
+
+    def put_source(self, folder: str, script: str) -> str:
+        """Store a train.py as SageMaker's toolkits take it, packed; gives the archive's URI."""
+        packed, body = io.BytesIO(), script.encode()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            entry = tarfile.TarInfo("train.py")
+            entry.size = len(body)
+            archive.addfile(entry, io.BytesIO(body))
+        return f"{self.put(f'{folder}/sourcedir.tar.gz', packed.getvalue())}/sourcedir.tar.gz"
 
     def get(self, key: str) -> bytes:
         return bytes(self.s3.get_object(Bucket=self.bucket, Key=key)["Body"].read())

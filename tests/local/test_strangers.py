@@ -143,19 +143,14 @@ def test_the_real_toolkit_in_an_image_trains_on_two_hosts(
         "ENV SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main",
     ]
     client = plane_of(image_with("smtrain-test-toolkit", {"opt/toolkit": Path(PACKAGES)}, changes))
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        entry = tarfile.TarInfo("train.py")
-        entry.size = len(SCRIPT)
-        archive.addfile(entry, io.BytesIO(SCRIPT.encode()))
-    client.put("toolkit/sourcedir.tar.gz", packed.getvalue())
+    source = client.put_source("toolkit", SCRIPT)
     request = without_entrypoint(
         client,
         hosts=2,
         InputDataConfig=[channel("train", client.put("toolkit/data/a", "data"), "FastFile")],
         HyperParameters={
             "lr": "0.1",
-            "sagemaker_submit_directory": f'"s3://{client.bucket}/toolkit/sourcedir.tar.gz"',
+            "sagemaker_submit_directory": f'"{source}"',
             "sagemaker_program": '"train.py"',
             "sagemaker_container_log_level": "20",
             "sagemaker_region": '"us-east-1"',

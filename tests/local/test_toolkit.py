@@ -90,15 +90,10 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.envir
 @pytest.mark.skipif(not TOOLKIT, reason="SMTRAIN_TOOLKIT names no environment with the real toolkits")
 def test_the_real_toolkits_run_a_notebooks_job_distributed(client: Client) -> None:
     """What `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of SDK v2 sends."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        entry = tarfile.TarInfo("train.py")
-        entry.size = len(SCRIPT)
-        archive.addfile(entry, io.BytesIO(SCRIPT.encode()))
-    client.put("toolkit/sourcedir.tar.gz", packed.getvalue())
+    source = client.put_source("toolkit", SCRIPT)
     request = asked(
         client, Path(TOOLKIT) / "bin", hosts=2,
-        sagemaker_submit_directory=f'"s3://{client.bucket}/toolkit/sourcedir.tar.gz"', sagemaker_program='"train.py"',
+        sagemaker_submit_directory=f'"{source}"', sagemaker_program='"train.py"',
         sagemaker_container_log_level="20", sagemaker_region='"us-east-1"', sagemaker_job_name='"job"',
         sagemaker_torch_distributed_enabled="true", sagemaker_instance_type='"ml.trn1.32xlarge"',
     )  # fmt: skip

@@ -41,7 +41,7 @@ class ContainerSupervisor(Supervisor):
         self._ended, self._end = os.pipe()
         self._pump = threading.Thread(target=lambda: None)
 
-    def run(self) -> None:
+    def _prepared(self) -> tuple[str | None, dict[str, str | None]]:
         refusal, mounted = None, dict[str, str | None]()
         try:
             self.client = connect()
@@ -49,14 +49,10 @@ class ContainerSupervisor(Supervisor):
             self._create()
         except LocalError as error:
             refusal = str(error)
-        self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
-        try:
-            self._obey()
-        finally:
-            if self.daemon:
-                self.daemon.kill()
-                self.daemon.wait()
-            leftovers.unmount(Path(self.spec["ml"]))
+        return refusal, mounted
+
+    def _tidy(self) -> None:
+        leftovers.unmount(Path(self.spec["ml"]))
 
     def _mount_channels(self) -> dict[str, str | None]:
         channels = self.spec["fastfile"]["channels"]

@@ -20,23 +20,14 @@ def engine(config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> A
 def train(
     rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, folder: Path, count: int = 3
 ) -> list[tuple[float, float]]:
-    """Train and leave a checkpoint after the last step."""
-    e = engine(config, options, adapter)
-    out = adapters.steps(e, 0, count)
-    e.save(folder, count, {"consumed": count})
-    return out
+    return adapters.begun(engine(config, options, adapter), folder, count)
 
 
 def resume(
     rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path, at: int, last: int,
     folder: Path | None = None,
 ) -> list[tuple[float, float]]:  # fmt: skip
-    e = engine(config, options, adapter)
-    assert e.load(checkpoint).get("consumed", at) == at
-    out = adapters.steps(e, at, last)
-    if folder is not None:
-        e.save(folder, last, {"consumed": last})
-    return out
+    return adapters.gone_on(engine(config, options, adapter), checkpoint, at, last, folder)
 
 
 def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path | None) -> str:
