@@ -80,7 +80,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     os.umask(0o077)
-    lock = _lock(state)
+    _held = _lock(state)  # let go of by the end of the process alone
     # moto's settings are read at import: no header that lets web pages in, no real account anywhere.
     os.environ.update(
         MOTO_DISABLE_GLOBAL_CORS="true",
@@ -145,7 +145,6 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     server.serve_forever(poll_interval=0.05)
     # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.
     store.close()
-    lock.close()
     sys.stdout.flush()
     os._exit(0)
 
