@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from smtrain.place.protocol import JobPlace
 class _Item:
     """An object, and the file that it becomes."""
 
+    uri: str
+    """The prefix that it was listed under."""
     bucket: str
     key: str
     size: int
@@ -32,9 +35,10 @@ class _Item:
 def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
     """Copy the objects under each prefix into its folder, each whole or not at all; returns how many there are.
 
-    Files that are there already and hold the same are left, so a second call goes on where the first one ended. Raises
-    `JobError` where there are no objects, where a key would leave its folder, and, unless `overwrite`, before anything
-    is written where other files have the same names.
+    Files that are there already and hold the same are left, so a second call goes on where the first one ended. What a
+    running job deletes meanwhile, as it does its old checkpoints, is left out, and of such a folder nothing stays that
+    this call brought. Raises `JobError` where there are no objects, where a key would leave its folder, and, unless
+    `overwrite`, before anything is written where other files have the same names.
     """
     items = [item for uri, folder in places for item in _items(target, uri, folder)]
     _refuse_what_is_in_the_way(items)
@@ -45,19 +49,36 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
         _refuse_others([item for item in other if item.path.stat().st_size != item.size])
         different = []
         for item in other:  # of the same size: S3 tells no hash of what was sent in parts
-            _fetch(target, item)
+            if not _fetch(target, item):
+                continue
             if filecmp.cmp(item.part, item.path, shallow=False):
                 same.add(item)
             else:
                 different.append(item)
             item.part.unlink()
         _refuse_others(different)
-    for item in items:
-        if item not in same:
-            item.path.parent.mkdir(parents=True, exist_ok=True)
-            _fetch(target, item)
+    new = [item for item in items if item not in same]
+    complete = True
+    for item in new:
+        item.path.parent.mkdir(parents=True, exist_ok=True)
+        if _fetch(target, item):
             item.part.replace(item.path)
-    return len(items)
+        else:
+            complete = False
+    return len(items) if complete else len(items) - _drop_deleted(target, places, new)
+
+
+def _drop_deleted(target: JobPlace, places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
+    """Delete what this call brought of what is in S3 no more, so that no half of a folder stays; returns how many."""
+    left = {found["Key"] for uri, _ in places for found in target.listing(uri)}
+    deleted = [item for item in new if item.key not in left]
+    for item in deleted:
+        item.path.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds more
+            item.path.parent.rmdir()
+    if not left:
+        raise JobError(f"{places[0][0]} was deleted while it was being copied; there is nothing to download")
+    return len(deleted)
 
 
 def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
@@ -68,7 +89,9 @@ def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise JobError(f"{found['Key']}: points outside {folder}; not downloaded")
-        items.append(_Item(bucket, found["Key"], found["Size"], str(found.get("ETag", "")).strip('"'), folder, path))
+        items.append(
+            _Item(uri, bucket, found["Key"], found["Size"], str(found.get("ETag", "")).strip('"'), folder, path)
+        )
     if not items:
         raise JobError(f"{uri} is empty; there is nothing to download")
     return items
@@ -111,5 +134,13 @@ def _is_same(item: _Item) -> bool:
     return found.hexdigest() == item.etag
 
 
-def _fetch(target: JobPlace, item: _Item) -> None:
-    target.fetch(item.bucket, item.key, item.part)
+def _fetch(target: JobPlace, item: _Item) -> bool:
+    """Copy it beside its file; False where it has been deleted since it was listed."""
+    try:
+        target.fetch(item.bucket, item.key, item.part)
+    except Exception:
+        if any(found["Key"] == item.key for found in target.listing(item.uri)):
+            raise
+        item.part.unlink(missing_ok=True)
+        return False
+    return True

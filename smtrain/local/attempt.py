@@ -175,10 +175,7 @@ class Attempt:
             try:
                 sync.pull()
             except self.client.exceptions.ClientError as error:
-                problem = error.response["Error"]
-                raise InputError(
-                    f"Data download failed: {problem['Code']}: {problem['Message']} ({checkpoints['S3Uri']})"
-                ) from None
+                raise channels.refused(error, checkpoints["S3Uri"]) from None
             self.syncs.append(sync)
         if curves := request.get("TensorBoardOutputConfig"):
             folder = host.path_of(curves.get("LocalPath", "/opt/ml/output/tensorboard"))

@@ -16,6 +16,12 @@ class InputError(Exception):
     """A fault in what the request names; becomes the job's FailureReason."""
 
 
+def refused(error: Any, what: str) -> InputError:
+    """What a `ClientError` of S3 becomes in a job's FailureReason."""
+    problem = error.response["Error"]
+    return InputError(f"Data download failed: {problem['Code']}: {problem['Message']}, {what}")
+
+
 @dataclass(frozen=True)
 class Entry:
     """One object of a channel and its path below the channel's folder."""
@@ -78,10 +84,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         found = [item for page in pages for item in page.get("Contents", [])]
     except client.exceptions.ClientError as error:
-        problem = error.response["Error"]
-        raise InputError(
-            f"Data download failed: {problem['Code']}: {problem['Message']}, bucket {bucket} of {uri}"
-        ) from None
+        raise refused(error, f"bucket {bucket} of {uri}") from None
     folder = prefix if not prefix or prefix.endswith("/") else prefix + "/"
     if any(item["Key"].startswith(folder) for item in found):
         found = [item for item in found if item["Key"].startswith(folder)]
@@ -120,6 +123,8 @@ def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[]
             raise InputError(
                 f"Data download failed: {entry.path!r} of channel {channel.name} is a file and a folder at once"
             ) from None
+        except client.exceptions.ClientError as error:
+            raise refused(error, f"s3://{channel.bucket}/{entry.key}") from None
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fetch, channel.entries))

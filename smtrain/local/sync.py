@@ -54,7 +54,10 @@ class CheckpointSync:
         self._ml, self._log = ml, log
 
     def pull(self) -> None:
-        """Copy the prefix into the folder. A prefix that holds nothing yet is a fresh start."""
+        """Copy the prefix into the folder. A prefix that holds nothing yet is a fresh start.
+
+        Another job may write to it and delete its old checkpoints meanwhile: what is gone by its turn is passed over.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
         for page in pages:
@@ -64,7 +67,11 @@ class CheckpointSync:
                     continue
                 target = within(self.folder, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self.client.download_file(self.bucket, item["Key"], str(target), Config=TRANSFER)
+                try:
+                    self.client.download_file(self.bucket, item["Key"], str(target), Config=TRANSFER)
+                except self.client.exceptions.ClientError as error:
+                    if error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
+                        raise
         self._synced = self._look()
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from smtrain.checkpoint import manifest
 from smtrain.contract.container import Container
-from smtrain.contract.lineage import Lineage
+from smtrain.contract.lineage import Lineage, lines_in
 from smtrain.contract.owner import EVERY, Fence, OwnerError, container_fence
 from smtrain.contract.uris import split_uri
 from smtrain.engine.nxd import whole
@@ -89,6 +89,17 @@ class Destination:
         if there:
             self._there.add(name)
         return there
+
+    @property
+    def unfinished(self) -> set[str]:
+        """Checkpoints of other jobs that have no record here, where nobody can be asked whether one still writes them.
+
+        Pruned here they would be deleted in S3, from under the record that their job may have written since.
+        """
+        if not self._in_job or self._shared or self._fence:
+            return set()
+        others = lines_in(self.line.root).left(self.line.parts[1:])
+        return {name for _, name in others if not any((self.line.root / name / record).exists() for record in _RECORDS)}
 
     def wait(self, seconds: float) -> None:
         """Return once the newest checkpoint has arrived, or after so long; at once where that cannot be seen."""

@@ -94,6 +94,10 @@ def train(
     step, began, longest, proven = resumed or 0, 0.0, 0.0, True
     arrived = destination.arrived if destination else None
 
+    def prune() -> None:
+        spared = (validator.spared if validator else set()) | (destination.unfinished if destination else set())
+        engine.prune(line, config.checkpoint.keep, arrived, distrusted, spared)
+
     def ended(wait: bool) -> None:
         whole = engine.end_save(wait)
         if whole is not None:
@@ -101,7 +105,7 @@ def train(
             distrusted.discard(name)  # it was written anew
             if validator:
                 validator.saved(name)
-            engine.prune(line, config.checkpoint.keep, arrived, distrusted, validator.spared if validator else ())
+            prune()
             stall.beat(f"saving step {whole}")
             if engine.rank == 0:
                 print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
@@ -187,7 +191,7 @@ def train(
         destination.wait(ARRIVAL)
     if validator and validator.best and (arrived is None or arrived(line.root / validator.best["name"])):
         validator.settled()
-    engine.prune(line, config.checkpoint.keep, arrived, distrusted, validator.spared if validator else ())
+    prune()
     if validator and validator.best and engine.rank == 0:
         best = validator.best
         print(f"the best checkpoint is {best['name']}, with val_loss {best['loss']:.6f}", flush=True)

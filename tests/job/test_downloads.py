@@ -77,6 +77,39 @@ def test_what_no_flag_replaces(uri: str, tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
+def test_what_a_running_job_deletes_meanwhile_leaves_no_half_of_a_folder(
+    local_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target("local")
+    fetch = Target.fetch
+    target.s3.create_bucket(Bucket="pruned")
+    for step in (2, 4, 6):
+        for name in ("a", "b", "manifest.json"):
+            target.s3.put_object(Bucket="pruned", Key=f"out/step_{step}/{name}", Body=b"x")
+
+    def delayed(self: Target, bucket: str, key: str, path: Path) -> None:
+        if key.endswith("step_2/b"):
+            for name in ("a", "b", "manifest.json"):
+                target.s3.delete_object(Bucket="pruned", Key=f"out/step_2/{name}")
+        fetch(self, bucket, key, path)
+
+    monkeypatch.setattr(Target, "fetch", delayed)
+    assert download(target, [("s3://pruned/out/", tmp_path)]) == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_6"]
+    assert len(tree(tmp_path)) == 6
+
+
+def test_an_object_that_cannot_be_fetched_is_an_error(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Target, bucket: str, key: str, path: Path) -> None:
+        raise JobError("denied")
+
+    monkeypatch.setattr(Target, "fetch", refused)
+    with pytest.raises(JobError, match="denied"):
+        download(Target("local"), [(uri, tmp_path)])
+
+
 def test_a_key_that_leads_out_is_refused(local_home: Path, tmp_path: Path) -> None:
     target = Target("local")
     target.s3.put_object(Bucket="downloads", Key="bad/../../x", Body=b"x")

@@ -95,6 +95,25 @@ class RecordedStore:
         del self.objects[Key]
 
 
+def test_what_another_job_deletes_while_it_comes_down_is_passed_over(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        client.put(f"ckpt/shared/{name}", name)
+    sync = CheckpointSync(client.s3, f"s3://{client.bucket}/ckpt/shared", tmp_path)
+    fetch = client.s3.download_file
+
+    def delayed(bucket: str, key: str, path: str, Config: object) -> None:
+        client.s3.delete_object(Bucket=bucket, Key="ckpt/shared/b")
+        fetch(bucket, key, path, Config=Config)
+
+    monkeypatch.setattr(client.s3, "download_file", delayed)
+    sync.pull()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
+    sync.push(settled=True)
+    assert client.keys("ckpt/shared/") == ["ckpt/shared/a", "ckpt/shared/c"]
+
+
 def test_a_file_still_being_written_waits_and_so_does_what_follows(tmp_path: Path) -> None:
     store = RecordedStore()
     sync = CheckpointSync(store, "s3://b/p", tmp_path)

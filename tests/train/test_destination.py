@@ -124,6 +124,25 @@ def test_an_isolated_job_asks_nobody_and_a_shell_keeps_what_its_disk_holds(
     assert all(shell.arrived(path) for _, path in line.checkpoints())
 
 
+def test_what_another_job_may_still_be_writing_is_told_where_nobody_can_be_asked(
+    container: Container, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Lineage.of(container.checkpoint_dir, "run-train-bbbbbbbb").begun(None)
+    other.record()
+    for step in (2, 4, 6):
+        native(other.own, LLAMA, step)
+    (other.own / "step_00000006" / manifest.NAME).unlink()  # it came before its manifest did
+    line = Lineage.of(container.checkpoint_dir, JOB).begun(4)
+    line.record()
+    native(line.own, LLAMA, 8)
+    (line.own / "step_00000008" / manifest.NAME).unlink()
+    asked = Destination(container, line, print)
+    assert asked.unfinished == set(), "the other does not write: this job owns the checkpoints"
+    asked.close()
+    monkeypatch.delenv(VARIABLE)
+    assert Destination(container, line, print).unfinished == {"run-train-bbbbbbbb/step_00000006"}
+
+
 def test_the_record_lies_beside_the_prefix(uri: str) -> None:
     assert owner_uri(uri) == uri.rstrip("/") + ".owner.json"
     assert ownership.EVERY * 3 < ownership.LEASE
