@@ -3,9 +3,9 @@
 A native checkpoint of a Llama of about `--billions` parameters (bf16, 14 bytes a parameter on the disk) is written by
 one rank. Fresh processes then build the engine and load it as stage train does, in turn with and without hashes, each
 time with the files out of the page cache. `share` is (full - size) / size of the median seconds from the first hash to
-the loaded state, `cpu_share` the same of CPU seconds, which a busy machine changes less, `waited_share` what
-was waited for hashes when all else was done, `gb_per_s` the speed of hashing on its threads. Needs some 20 GB of memory
-and 14 GB of disk for each billion, and takes fewer where they are not there. What is being done is said on stderr.
+the loaded state, `cpu_share` the same of CPU seconds, which a busy machine changes less, `waited_share` what was waited
+for hashes when all else was done, `gb_per_s` what was checked in a second of loading. Needs some 20 GB of memory and
+14 GB of disk for each billion, and takes fewer where they are not there. What is being done is said on stderr.
 0.3 billion take some minutes on two cores; the promise is for `--billions 2.4`.
 """
 
@@ -82,7 +82,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     resume.load(engine)
     seconds = time.perf_counter() - began
     told = {
-        "seconds": seconds, "build": built, "waited": resume.waited, "bytes": resume.hashed, "busy": resume.hashing,
+        "seconds": seconds, "build": built, "waited": resume.waited, "bytes": resume.hashed, "loading": resume.loading,
         "parameters": engine.parameters, "cpu": time.process_time() - busy,
     }  # fmt: skip
     dist.destroy_process_group()
@@ -156,7 +156,7 @@ def main() -> None:
         "share": round((full - size) / size, 4),
         "cpu_share": round((full_cpu - size_cpu) / size_cpu, 4),
         "waited_share": round(statistics.median(r["waited"] / r["seconds"] for r in found["full"]), 4),
-        "gb_per_s": round(statistics.median(r["bytes"] / 1e9 / r["busy"] for r in found["full"]), 3),
+        "gb_per_s": round(statistics.median(r["bytes"] / 1e9 / r["loading"] for r in found["full"]), 3),
         "gigabytes": round(found["full"][0]["bytes"] / 1e9, 3),
         "full_s": round(full, 3),
         "size_s": round(size, 3),

@@ -36,6 +36,7 @@ Kind = Literal["master", "exp_avg", "exp_avg_sq"]
 KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
 Window = tuple[tuple[int, int], ...]  # (start, stop) along every dimension
 _BLOCK = 64 << 20  # bytes hashed and written at a time
+_READ = 4 << 20  # bytes read at a time, which the processor's cache keeps until they are hashed and copied
 
 
 def model_file(tp: int, pp: int) -> str:
@@ -59,6 +60,15 @@ def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[st
     if d == 0 or manifest.precision == "fp32":
         files.add(model_file(t, p))
     return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
+
+
+def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
+    """Those of them that a rank of the native engine reads from the first byte to the last as it loads them."""
+    if manifest.topology != dict(zip(("tp", "pp", "dp"), mesh, strict=True)):
+        return set()
+    tp, _, dp = mesh
+    own = f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"
+    return {own} & read_by(manifest, mesh, rank)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -123,6 +133,10 @@ class _Files:
         if name not in self._open[path]:
             raise CheckpointError(f"{self.place}/{path} lacks {name}: take another checkpoint")
         return self._open[path][name]
+
+    def held(self, path: str) -> set[str]:
+        """The tensors of a file that has been opened."""
+        return set(self._open[path])
 
     def weights(self, name: str, window: Window | None = None) -> Bits:
         """A window of a parameter out of the model files."""
@@ -251,11 +265,47 @@ class StateReader:
             at += stop - start
         return out
 
-    def own_part(self, kind: Kind, dp_rank: int, tp_rank: int, pp_rank: int) -> torch.Tensor | None:
-        """One rank's flat part as it was saved; None for the master weights of an fp32 run."""
-        if kind == "master" and self.manifest.precision == "fp32":
-            return None
-        return dtypes.tensor(self._files.slab(optimizer_file(dp_rank, tp_rank, pp_rank), kind).whole(), FP32)
+    def own_part(
+        self, dp_rank: int, tp_rank: int, pp_rank: int, put: Callable[[Kind, int, Bits], None], crc: bool
+    ) -> tuple[str, int | None]:
+        """Read what one rank saved from the first byte to the last; gives the file's name and, asked for it, its crc32.
+
+        `put` is given each kind's fp32 numbers in blocks, with where in the flat part they begin; they are valid until
+        it returns. An fp32 run has its master weights in the model files. Raises `CheckpointError` where the file is
+        damaged.
+        """
+        name = f"{self.manifest.root}{optimizer_file(dp_rank, tp_rank, pp_rank)}"
+        kinds = [kind for kind in KINDS if kind != "master" or self.manifest.precision != "fp32"]
+        slabs = {kind: self._files.slab(optimizer_file(dp_rank, tp_rank, pp_rank), kind) for kind in kinds}
+        shape = (self.manifest.shard[pp_rank],)
+        if self._files.held(name) != set(kinds) or any((s.dtype, s.shape) != (FP32, shape) for s in slabs.values()):
+            raise CheckpointError(f"{self._files.place}/{name}: its tensors are not those that {NAME} says")
+        path = self._files.place.path()
+        assert path is not None
+        found, buffer = 0, memoryview(bytearray(_READ))
+        with open(path / name, "rb", buffering=0) as file:
+
+            def block(size: int) -> memoryview:
+                nonlocal found
+                view, at = buffer[: min(size, _READ)], 0
+                while at < len(view):
+                    if not (n := file.readinto(view[at:])):
+                        raise CheckpointError(f"{path / name} is cut short; take another checkpoint")
+                    at += n
+                if crc:
+                    found = crc32(view, found)
+                return view
+
+            left = min(slab.offset for slab in slabs.values())
+            while left:
+                left -= len(block(left))
+            for kind in sorted(kinds, key=lambda kind: slabs[kind].offset):
+                at = 0
+                while at < shape[0]:
+                    numbers = np.frombuffer(block((shape[0] - at) * FP32.itemsize), FP32.bits)
+                    put(kind, at, numbers)
+                    at += len(numbers)
+        return name, found if crc else None
 
     def check(self) -> None:
         """Raises `CheckpointError` where the bytes of any file on this machine's disk are not those written."""

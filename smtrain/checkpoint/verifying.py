@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,7 +54,10 @@ def differs(path: Path, about: Mapping[str, Any]) -> str | None:
     Raises OSError as the disk does.
     """
     kind = quickest(about) or "sha256"
-    found, written = sums_of(path, kind)[kind], about[kind]
+    return _difference(kind, sums_of(path, kind)[kind], about[kind])
+
+
+def _difference(kind: str, found: Any, written: Any) -> str | None:
     if found == written:
         return None
     if kind == "crc32":
@@ -85,28 +87,44 @@ def verify(checkpoint: Path) -> None:
 class Verification:
     """Hashes files of a checkpoint on `threads` threads, from the moment it is made."""
 
-    def __init__(self, checkpoint: Path, files: Mapping[str, Mapping[str, Any]], threads: int = 1) -> None:
-        """`files` gives what the record says of each, by its path in the checkpoint; each has a checksum."""
-        self._checkpoint, self._files = checkpoint, files
-        self._lock, self.bytes, self.seconds = threading.Lock(), 0, 0.0
-        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
-        self._running = {name: self._pool.submit(self._differs, name) for name in sorted(files)}
+    def __init__(
+        self, checkpoint: Path, files: Mapping[str, Mapping[str, Any]], threads: int = 1, loaded: Collection[str] = ()
+    ) -> None:
+        """`files` gives what the record says of each, by its path in the checkpoint; each has a checksum.
 
-    def fault(self) -> str | None:
-        """Waits until all is hashed; the first file that differs, and in what, None if none does."""
-        found = [f"{name} {reason}" for name, running in self._running.items() if (reason := running.result())]
+        Those of `loaded` that have a crc32 are left to who loads them, so that the disk is read once.
+        """
+        self._checkpoint, self._files = checkpoint, files
+        self._loaded = {name for name in loaded if name in files and quickest(files[name]) == "crc32"}
+        self._lock, self.bytes = threading.Lock(), 0
+        self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
+        self._running = {name: self._pool.submit(self._differs, name) for name in sorted(files.keys() - self._loaded)}
+
+    def fault(self, read: Mapping[str, int]) -> str | None:
+        """Waits until all is hashed; the first file that differs, and in what, None if none does.
+
+        `read` gives the crc32 of what has been loaded; a file whose loading failed midway is read here.
+        """
+        told: dict[str, str | None] = {}
+        for name in sorted(self._loaded):
+            if name in read:
+                told[name] = _difference("crc32", read[name], self._files[name]["crc32"])
+                self.bytes += int(self._files[name]["size"])
+            else:
+                self._running[name] = self._pool.submit(self._differs, name)
+        told |= {name: running.result() for name, running in self._running.items()}
+        found = [f"{name} {reason}" for name, reason in sorted(told.items()) if reason]
         self._pool.shutdown()
         return found[0] + (f", and so do {len(found) - 1} more files" if len(found) > 1 else "") if found else None
 
     def _differs(self, name: str) -> str | None:
-        began = time.perf_counter()
         try:
             reason = differs(self._checkpoint / name, self._files[name])
             size = os.stat(self._checkpoint / name).st_size
         except OSError as error:
             return f"cannot be read ({error.strerror or error})"
         with self._lock:
-            self.bytes, self.seconds = self.bytes + size, self.seconds + time.perf_counter() - began
+            self.bytes += size
         return reason
 
 

@@ -143,8 +143,11 @@ class Engine(Protocol):
         """Delete what was written of a save that was begun; what was whole before stays whole."""
         ...
 
-    def load(self, checkpoint: Path) -> dict[str, Any]:
-        """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`."""
+    def load(self, checkpoint: Path, read: dict[str, int] | None = None) -> dict[str, Any]:
+        """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`.
+
+        `read`, where it is given, takes the crc32 of each file that was read from the first byte to the last.
+        """
         ...
 
     def prune(

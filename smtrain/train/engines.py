@@ -32,6 +32,8 @@ class EngineRecords:
     """Size of every file, and its checksums where there are any."""
     read_by: Callable[[Path, tuple[int, int, int], int], set[str]]
     """The files that a rank of a (tp, pp, dp) mesh loads."""
+    read_whole: Callable[[Path, tuple[int, int, int], int], set[str]] = lambda *_: set()
+    """Those of them whose crc32 the engine's `load` gives."""
 
 
 def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
@@ -51,7 +53,7 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
         if config.train.adapter is None:
             records = EngineRecords(whole.NAME, whole.fault, whole.state, whole.files, whole.read_by)
         else:
-            records = _own_records()
+            records = _own_records(native_engine=False)
         return library.Everyone().gather, records
     import torch.distributed as dist
 
@@ -64,10 +66,10 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
         dist.all_gather_object(out, value)
         return out
 
-    return gather, _own_records()
+    return gather, _own_records(native_engine=True)
 
 
-def _own_records() -> EngineRecords:
+def _own_records(native_engine: bool) -> EngineRecords:
     """Of checkpoints in our own form: all of engine native, and those of adapters, whichever engine trains them."""
     from smtrain.checkpoint import manifest, native
 
@@ -77,7 +79,10 @@ def _own_records() -> EngineRecords:
     def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
         return native.read_by(manifest.Manifest.read(checkpoint), mesh, rank)
 
-    return EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by)
+    def read_whole(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
+        return native.read_whole(manifest.Manifest.read(checkpoint), mesh, rank) if native_engine else set()
+
+    return EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by, read_whole)
 
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:

@@ -110,7 +110,10 @@ def _worst(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[i
 
 
 class Resume:
-    """Loads the newest checkpoint whose bytes are those written; hashing begins at once, beside all else."""
+    """Loads the newest checkpoint whose bytes are those written.
+
+    What the engine reads whole is hashed as it is loaded; the hashing of all else begins at once.
+    """
 
     def __init__(self, choice: ResumeChoice, records: EngineRecords, gather: Gather, config: JobConfig) -> None:
         self._choice, self._records, self._gather = choice, records, gather
@@ -119,8 +122,8 @@ class Resume:
         self._begun = self._verify(choice.saved[0]) if choice.saved else None
         self.passed_over: list[str] = []
         """Names of those that are damaged."""
-        self.hashed, self.hashing, self.waited = 0, 0.0, 0.0
-        """This rank's bytes, the seconds of its threads, and those in which nothing else was left to do."""
+        self.hashed, self.loading, self.waited = 0, 0.0, 0.0
+        """This rank's bytes, the seconds that it took to load, and those in which only hashes were left."""
 
     def load(self, engine: Engine) -> Saved | None:
         """Fill the engine; gives what it was filled with, None where there is nothing to go on from. Collective.
@@ -130,13 +133,13 @@ class Resume:
         told = []
         for at, saved in enumerate(self._choice.saved):
             verification = self._begun if at == 0 else self._verify(saved)
-            failed, began = None, time.perf_counter()
+            failed, began, read = None, time.perf_counter(), dict[str, int]()
             try:
-                engine.load(saved.path)
+                engine.load(saved.path, read if verification else None)
             except CheckpointError as error:
                 failed = error
             loaded = time.perf_counter()
-            faults = self._gather(verification.fault() if verification else None)
+            faults = self._gather(verification.fault(read) if verification else None)
             fault = next((f"{f} (rank {rank})" for rank, f in enumerate(faults) if f is not None), None)
             if fault is None:
                 if failed is not None:
@@ -171,17 +174,18 @@ class Resume:
         hashes = {name: files[name] for name in share if quickest(files[name])}
         if rank == 0 and not all(quickest(about) for about in files.values()):
             print(f"checkpoint {saved.name} was written without hashes: only sizes are compared", flush=True)
-        return Verification(saved.path, hashes, max(1, cores_here() // len(here)))
+        loaded = self._records.read_whole(saved.path, self._mesh, rank)
+        return Verification(saved.path, hashes, max(1, cores_here() // len(here)), loaded)
 
     def _say(self, saved: Saved, verification: Verification | None, loading: float) -> None:
         if verification is None or not verification.bytes:
             return
-        self.hashed, self.hashing = verification.bytes, verification.seconds
+        self.hashed, self.loading = verification.bytes, loading
         if dist.get_rank() == 0:
             gigabytes = verification.bytes / 1e9
             print(
-                f"checkpoint {saved.name} is what was written: rank 0 hashed {gigabytes:.3g} GB at "
-                f"{gigabytes / self.hashing:.2g} GB/s, loaded in {loading:.1f} s and waited {self.waited:.1f} s",
+                f"checkpoint {saved.name} is what was written: rank 0 checked {gigabytes:.3g} GB, loaded in "
+                f"{loading:.1f} s and waited {self.waited:.1f} s",
                 flush=True,
             )
 

@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from smtrain.checkpoint.native import (
     StateReader,
     model_file,
     optimizer_file,
+    read_by,
+    read_whole,
     write_safetensors,
 )
 from smtrain.checkpoint.verifying import verify
@@ -147,6 +150,53 @@ def test_any_cut_of_the_state_from_any_other(
             for kind in KINDS:
                 found = reader.read(kind, spec.name, layout, tp)
                 assert torch.equal(found, cut(layout, spec.name, tp, values[kind][spec.name]))
+
+
+@files_are_slow
+@given(configs(), meshes, st.sampled_from(["fp32", "bf16"]), st.sampled_from([97, 1000, 1 << 20]), st.data())
+def test_what_a_rank_saved_is_read_once_with_the_crc32_of_all_its_bytes(
+    tmp_path_factory: Any, config: dict[str, Any], mesh: tuple[int, int, int], precision: str, read: int, data: Any
+) -> None:
+    tp, pp, dp = mesh
+    assume(not ModelShape.from_config(config).mesh_faults(tp, pp))
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write(folder, config, *mesh, precision)
+    rank = data.draw(st.integers(0, tp * pp * dp - 1))
+    t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
+    held, found = load_file(folder / optimizer_file(d, t, p)), dict[str, list[torch.Tensor]]()
+
+    def put(kind: str, at: int, numbers: Any) -> None:
+        before = found.setdefault(kind, [])
+        assert at == sum(len(part) for part in before)
+        before.append(torch.from_numpy(numbers.view("f4").copy()))
+
+    with patch("smtrain.checkpoint.native._READ", read * 4):
+        name, crc = StateReader(folder).own_part(d, t, p, put, crc=True)
+    assert {kind: torch.cat(parts).tolist() for kind, parts in found.items()} == {
+        k: v.tolist() for k, v in held.items()
+    }
+    about = manifest.Manifest.read(folder)
+    assert crc == about.files[name]["crc32"]
+    assert {name} == read_whole(about, mesh, rank) <= read_by(about, mesh, rank)
+    assert read_whole(about, (tp, pp, dp + 1), rank) == set()
+
+
+@pytest.mark.parametrize("change", ["kind", "size", "dtype"])
+def test_other_tensors_than_a_rank_saved_are_refused(tmp_path: Path, change: str) -> None:
+    write(tmp_path, LLAMA, precision="bf16")
+    path = tmp_path / optimizer_file(0, 0, 0)
+    held = load_file(path)
+    if change == "kind":
+        held["other"] = held["master"].clone()
+    elif change == "size":
+        held["master"] = held["master"][:-2]
+    else:
+        held["master"] = held["master"].to(torch.bfloat16)
+    about = manifest.Manifest.read(tmp_path)
+    about.files[optimizer_file(0, 0, 0)] = write_safetensors(path, held)
+    manifest.write_manifest(tmp_path, about)
+    with pytest.raises(CheckpointError, match=r"its tensors are not those that manifest\.json says"):
+        StateReader(tmp_path).own_part(0, 0, 0, lambda *_: None, crc=False)
 
 
 def test_files_are_ordinary_safetensors(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ class NativeEngine:
     def abandon_save(self) -> None:
         self._saver.abandon()
 
-    def load(self, checkpoint: Path) -> dict[str, Any]:
-        return persist.load(self, Path(checkpoint))
+    def load(self, checkpoint: Path, read: dict[str, int] | None = None) -> dict[str, Any]:
+        return persist.load(self, Path(checkpoint), read)
 
     def prune(
         self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smtrain.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.checkpoint.manifest import Manifest
-from smtrain.checkpoint.native import KINDS, StateReader, model_file, optimizer_file
+from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.lora import another_adapter, described
@@ -57,7 +58,7 @@ class StageContents:
         )
 
 
-def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
+def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:
     """See `Engine.load`."""
     mesh, fault, reader = engine.mesh, None, None
     try:
@@ -69,7 +70,7 @@ def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
             )
         if told := another_adapter(reader.manifest.lora, engine.lora):
             raise CheckpointError(f"{checkpoint} {told}")
-        _fill(engine, reader)
+        _fill(engine, reader, read)
     except CheckpointError as error:
         fault = str(error)
     mesh.agree(fault, "the checkpoint cannot be loaded")
@@ -81,16 +82,24 @@ def load(engine: NativeEngine, checkpoint: Path) -> dict[str, Any]:
     return reader.manifest.state
 
 
-def _fill(engine: NativeEngine, reader: StateReader) -> None:
+def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
     """Fill this rank's part of master weights and moments."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
     same = reader.manifest.cut is None and reader.manifest.topology == {"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp}
+    filled: set[Kind] = set()
+    if same:
+
+        def put(kind: Kind, at: int, numbers: Bits) -> None:
+            filled.add(kind)
+            getattr(optimizer, kind)[at : at + len(numbers)].copy_(tensor(numbers, FP32))
+
+        name, crc = reader.own_part(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank, put, crc=read is not None)
+        if read is not None and crc is not None:
+            read[name] = crc
     for kind in KINDS:
-        target = getattr(optimizer, kind)
-        part = reader.own_part(kind, mesh.dp_rank, mesh.tp_rank, mesh.pp_rank) if same else None
-        if part is not None:
-            target.copy_(part)
+        if kind in filled:
             continue
+        target = getattr(optimizer, kind)
         target.zero_()  # the padding too: it may hold what a damaged checkpoint left
         for name, at, size in optimizer.table.entries:
             low, high = max(at, optimizer.start), min(at + size, optimizer.start + optimizer.shard)

@@ -202,7 +202,7 @@ class NxdEngine:
         else:
             persist.abandon(self)
 
-    def load(self, checkpoint: Path) -> dict[str, Any]:
+    def load(self, checkpoint: Path, read: dict[str, int] | None = None) -> dict[str, Any]:
         return persist.load(self, Path(checkpoint)) if self._saver is None else self._state.load(Path(checkpoint))
 
     def prune(
