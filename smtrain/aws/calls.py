@@ -7,11 +7,12 @@ wants to outlast a network that is gone repeats the call itself (`smtrain.aws.pa
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from smtrain.aws.region import VARIABLES, region_of
+from smtrain.aws.silence import SILENCE
 from smtrain.edge import SPELLERS
+from smtrain.errors import JobError
 from smtrain.text import clean_values
 
 if TYPE_CHECKING:
@@ -19,18 +20,12 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 CONNECT_S = 5.0
-READ_S = 12.0
+READ_S = 10.0
 """No answer for so long is none: the slowest call of these (ListTrainingJobs by name) takes two or three seconds."""
-UNANSWERED_S = 6.0
-"""A call that has gone without an answer for so long is not sent again."""
 TRANSFER_READ_S = 60.0
 """The same for what moves files: of a part that is sent, megabytes are still in this machine's buffers then."""
-ANSWER_S = 5.0
-"""A command that answers at once (status, list, logs...) repeats no call after this: what has gone unanswered
-was sent more than once by then (UNANSWERED_S is longer)."""
 PERSIST_S = 300.0
 """What moving files gives a call: a large model is not given up for a network that is away for a minute."""
-_BEGAN = "smtrain_began"
 _WHOSE = "check the proxy, and AWS_ENDPOINT_URL if it is set"
 
 
@@ -64,8 +59,7 @@ def aws_session(region: str | None) -> boto3.Session:
     inner.set_default_client_config(
         Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"mode": "standard", "total_max_attempts": 3})
     )
-    inner.register("before-call", _note_began)
-    inner.register("needs-retry", _give_up)
+    SILENCE.watch(inner)
     return cleaned(boto3.Session(region_name=region or region_of(inner), botocore_session=inner))
 
 
@@ -79,17 +73,6 @@ def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:
     if model.service_model.service_name == "s3":
         parsed = parsed.get("Error", {})  # keys must stay as they are: they are asked for by them
     clean_values(parsed)
-
-
-def _note_began(params: dict[str, Any], **_: Any) -> None:
-    params["context"][_BEGAN] = time.monotonic()
-
-
-def _give_up(request_dict: dict[str, Any], caught_exception: Exception | None = None, **_: Any) -> None:
-    """End the repetitions of a call that nobody answers."""
-    began = request_dict["context"].get(_BEGAN)
-    if caught_exception is not None and began is not None and time.monotonic() - began >= UNANSWERED_S:
-        raise caught_exception
 
 
 def spell(error: Exception) -> str | None:
@@ -141,11 +124,16 @@ _EXPIRED = frozenset(
 )  # fmt: skip
 
 
-def unasked(error: Exception) -> bool:
-    """Whether AWS refused to look, so that nothing is known of what was asked for; it refuses names that cannot be."""
-    from botocore.exceptions import ClientError
+def unasked(error: BaseException | None) -> bool:
+    """Whether AWS refused to look, or was not reached, so that nothing is known of what was asked for; it refuses names
+    that cannot be."""
+    from botocore.exceptions import BotoCoreError, ClientError
 
-    return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") != "ValidationException"
+    if isinstance(error, JobError):  # the edge's word for what it was raised from
+        return unasked(error.__cause__)
+    if isinstance(error, ClientError):
+        return bool(error.response.get("Error", {}).get("Code") != "ValidationException")
+    return isinstance(error, BotoCoreError)
 
 
 def unnamed(error: ClientError) -> bool:

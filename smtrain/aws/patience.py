@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from smtrain.aws.backoff import Backoff
-from smtrain.aws.calls import ANSWER_S
 from smtrain.aws.target import TargetName
 from smtrain.errors import JobError
 from smtrain.interrupts import interruptible, pause
@@ -40,7 +39,7 @@ class Patience:
     """Repeats a call with growing, random pauses until it goes well; counts what it took."""
 
     def __init__(self, limit_s: float, sleep: Callable[[float], None] = pause) -> None:
-        """After `limit_s` seconds without any answer a call gives up with `JobError`."""
+        """After `limit_s` seconds without any answer a call gives up with `JobError`; with 0 none is repeated here."""
         self.limit_s, self._sleep = limit_s, sleep
         self.calls: Counter[str] = Counter()
         """HTTP requests by operation, botocore's own repetitions among them."""
@@ -58,7 +57,7 @@ class Patience:
                     answer = method(**asked)
             except Exception as error:
                 self._count(method, getattr(error, "response", None) or {}, failed=True)
-                if not transient(error):
+                if not transient(error) or not self.limit_s:
                     raise
                 wait = backoff.pause()
                 if wait is None:
@@ -80,8 +79,9 @@ class Patience:
 
 
 def impatient(target: TargetName) -> Patience:
-    """What a command has that answers at once: a sentence within half a minute where nobody answers."""
-    return Patience(120.0 if target == "local" else ANSWER_S)
+    """What a command has that answers at once: on AWS what each call has by itself (`aws.silence`), so that all of its
+    calls together end within half a minute where nobody answers."""
+    return Patience(120.0 if target == "local" else 0.0)
 
 
 def _short(error: Exception) -> str:

@@ -18,7 +18,9 @@ import numpy as np
 
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import Bits, DType
+from smtrain.contract.reach import unanswered
 from smtrain.errors import CheckpointError
+from smtrain.extras import missing
 
 Bounds = Sequence[tuple[int, int]]
 """(start, stop) along every dimension."""
@@ -66,7 +68,8 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
         fs, path = fsspec.core.url_to_fs(uri)
     except ImportError as error:
-        raise CheckpointError(f"{uri} cannot be opened ({error}); `pip install s3fs` reads s3:// URIs") from None
+        why = missing("s3fs") if uri.startswith("s3://") else f"{error}; or give a folder or an s3:// URI"
+        raise CheckpointError(f"{uri} cannot be opened: {why}") from None
     except ValueError:
         scheme = uri.partition("://")[0]
         raise CheckpointError(f"{uri}: weights are not read from {scheme}://; give a folder or an s3:// URI") from None
@@ -173,6 +176,8 @@ class RemotePlace:
 
     def _list(self) -> dict[str, Any]:
         if self._listed is None:
+            if why := unanswered(self._uri):
+                raise CheckpointError(f"{self._uri} cannot be listed: {why}.")
             try:
                 self._fs.invalidate_cache()
                 found = self._fs.find(self._prefix, detail=True)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from smtrain.data import transcoding
 from smtrain.data.indexed import IndexedDataset
-from smtrain.data.sources import SourceFile
-from smtrain.errors import DataError, first_line
+from smtrain.data.sources import SourceFile, unreadable
+from smtrain.errors import DataError
 
 BLOCK_BYTES = 4 << 20
 LARGEST_DOCUMENT = 256 << 20
@@ -102,11 +102,7 @@ def cut_file(
             yield from _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
         kind = {"parquet": "as Parquet ", "arrow": "as Arrow "}.get(file.kind, "")
-        if file.compression:
-            raise DataError(
-                f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again."
-            ) from None
-        raise DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.") from None
+        raise unreadable(file, error, kind) from None
 
 
 def unpacked(file: SourceFile, raw: Any) -> Any:

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from smtrain.data.blocks import Block, Stretch, cut_file
 from smtrain.data.reading import BadLine, parse_line, split_lines
-from smtrain.data.sources import SourceFile
+from smtrain.data.sources import SourceFile, unreadable
 from smtrain.data.tables import arrow_batches
-from smtrain.errors import DataError, first_line
+from smtrain.errors import DataError
 
 _ROWS = 1024
 
@@ -47,7 +47,7 @@ def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch |
                 first = number == 0 and (stretch is None or stretch.start == 0)
                 yield Block(file, round(share * file.bytes), first, sink.getvalue().to_pybytes())
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file.path} cannot be read as {file.kind} ({first_line(error)}); write it again.") from None
+        raise unreadable(file, error, f"as {file.kind} ") from None
 
 
 def _lines_of_array(file: SourceFile) -> Iterator[Block]:

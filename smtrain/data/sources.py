@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from smtrain.config import textfiles
 from smtrain.config.textfiles import ENDINGS, LeftOut
+from smtrain.data import remote
 from smtrain.data.hub import HUB, hub_files
 from smtrain.errors import DataError, first_line
 
@@ -52,7 +52,7 @@ class SourceFile:
 
         if "://" not in self.path:
             return pa.OSFile(self.path)
-        filesystem, path = _remote(self.path)
+        filesystem, path = remote.filesystem(self.path)
         return filesystem.open_input_file(path)
 
 
@@ -83,7 +83,10 @@ def _find(
     if text.startswith(HUB):
         return [_local(path, name, "arrow") for path, name in hub_files(text, say)]
     if text.startswith("s3://"):
-        seen, hidden = _listed(text)
+        objects = [SourceFile(path, name, "", size, stamp) for path, name, size, stamp in remote.listed(text)]
+        dotted = {one.name for one in objects if any(part.startswith(".") for part in one.name.split("/"))}
+        seen = [one for one in objects if one.name not in dotted]
+        hidden = [LeftOut(name, "it is hidden") for name in sorted(dotted)]
         return _chosen(seen, hidden, format, source, say)
     inputs = Path(source)
     if inputs.is_file():
@@ -135,45 +138,10 @@ def _local(path: Path, name: str, kind: str) -> SourceFile:
     return SourceFile(str(path), name, kind, about.st_size, str(about.st_mtime_ns))
 
 
-def _remote(uri: str) -> tuple[Any, str]:
-    """pyarrow's client of an object store, and the path in it; AWS_ENDPOINT_URL and the usual credentials hold."""
-    import pyarrow as pa
-    from pyarrow import fs
-
-    try:
-        found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{uri} cannot be opened ({first_line(error)}); check the URI and your permissions.") from None
-    return found
-
-
-def _listed(uri: str) -> tuple[list[SourceFile], list[LeftOut]]:
-    """The objects of a prefix, or those that a pattern of *, ** and ? means, and the hidden ones among them."""
-    from pyarrow import fs
-
-    wild = re.search(r"[^/]*[*?]", uri)  # from the first level that is no name
-    filesystem, path = _remote(uri[: wild.start()].rstrip("/") if wild else uri)
-    scheme = uri.partition("://")[0]
-    wanted = _pattern(uri[wild.start() :]) if wild else None
-    try:
-        about = filesystem.get_file_info(path)
-        if about.type == fs.FileType.File:
-            found, base = [about], path.rpartition("/")[0]
-        else:
-            found, base = filesystem.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
-    except OSError as error:
-        raise DataError(f"{uri} cannot be listed ({first_line(error)}); check the URI and your permissions.") from None
-    files = [
-        SourceFile(f"{scheme}://{f.path}", f.path[len(base) + 1 :], "", f.size, str(f.mtime_ns))
-        for f in sorted(found, key=lambda f: f.path)
-        if f.type == fs.FileType.File
-    ]
-    found = [f for f in files if wanted is None or wanted.fullmatch(f.name)]
-    hidden = [f.name for f in found if any(part.startswith(".") for part in f.name.split("/"))]
-    return [f for f in found if f.name not in hidden], [LeftOut(name, "it is hidden") for name in hidden]
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    """`glob`'s *, ** and ? for names that are no paths of this machine."""
-    kinds = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(kinds.get(t) or re.escape(t) for t in re.split(r"(\*\*/|\*\*|\*|\?)", text)))
+def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> DataError:
+    """What to raise where reading a file fails; `kind` is what it was read as, with "as" before and a space after."""
+    if "://" in file.path and remote.of_s3(error):
+        return DataError(f"{file.path} cannot be read: {remote.said(error)}.")
+    if file.compression:
+        return DataError(f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again.")
+    return DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.")

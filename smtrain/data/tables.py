@@ -10,8 +10,8 @@ import pyarrow as pa
 from smtrain.data import blocks
 from smtrain.data.blocks import Block, Stretch, Wanted
 from smtrain.data.fields import TextOf
-from smtrain.data.sources import SourceFile
-from smtrain.errors import DataError, first_line
+from smtrain.data.sources import SourceFile, unreadable
+from smtrain.errors import DataError
 
 
 def row_groups(file: SourceFile) -> list[int]:
@@ -23,7 +23,7 @@ def row_groups(file: SourceFile) -> list[int]:
             about = pq.ParquetFile(raw).metadata
             return [about.row_group(group).total_byte_size for group in range(about.num_row_groups)]
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file.path} cannot be read as Parquet ({first_line(error)}); write it again.") from None
+        raise unreadable(file, error, "as Parquet ") from None
 
 
 def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None) -> Iterator[Block]:

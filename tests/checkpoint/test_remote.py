@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -237,3 +238,16 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
     rest = 2 * 8 + 2  # two layers, the last norm and the head
     assert told.stdout.split() == [str(rest), "0"], told.stderr
     assert held == {*parts, "config.json", "manifest.json"}
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("s3fs"), reason="needs s3fs (scripts/test has it in .venv/s3)")
+def test_s3_that_does_not_answer_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        for call in (lambda: inspect("s3://bucket/x"), lambda: convert("s3://bucket/x", tmp_path / "to")):
+            with pytest.raises(
+                CheckpointError, match=r"S3 could not be reached at .* \(connection refused\); check the"
+            ):
+                call()
+    assert not (tmp_path / "to").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -15,6 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+
+from smtrain.aws import calls, silence
+from smtrain.contract import reach
+from smtrain.demo.inputs import save_tokenizer
+from tests.cli.test_wrong_uses import called
+from tests.cli.wrong_uses import Use
 
 LIMIT = 30.0
 """Seconds that a command may take by itself."""
@@ -34,6 +41,20 @@ COMMANDS = {
     "launch": ["launch", "named.yaml", "--target", "aws", "-y", "--stage", "prepare"],
     "launch without check": ["launch", "named.yaml", "--target", "aws", "-y", "--stage", "prepare", "--no-check"],
 }
+# What else asks AWS before it does anything, with --target aws.
+OTHERS = (
+    ["logs", "job", "--follow", "--plain"], ["tensorboard", "run", "--out", "tb"], ["check", "far.yaml"],
+    ["run", "role.yaml", "--dry-run"], ["launch", "far.yaml", "-y", "--stage", "convert", "--no-check"],
+    ["pipeline", "named.yaml", "--upsert"], ["iam", "policy", "run.yaml"], ["pool", "release", "job"],
+    ["generate", "some-run", "--prompt", "x"], ["generate", "s3://a-bucket/x", "--prompt", "x"], ["chat", "some-run"],
+    ["chat", "s3://a-bucket/x"], ["serve", "some-run"],
+    ["evaluate", "s3://a-bucket/x", "--tasks", "model"], ["evaluate", "some-run", "--tasks", "model"],
+    ["deploy", "some-run", "--instance", "ml.g6e.xlarge"], ["deploy", "s3://a-bucket/x", "--instance", "ml.g6e.xlarge"],
+    ["undeploy", "endpoint"], ["register", "run", "--instance", "ml.g6e.xlarge"], ["push", "some-run", "me/x"],
+)  # fmt: skip
+BESIDE_ONE_ANOTHER = ("check", "pipeline")
+"""Whose calls go out together: each of them is on its way before any has been given up."""
+SOME = ("status", "report", "check", "run", "launch without check")
 FEW = ("status", "list", "check with all named")
 
 
@@ -56,7 +77,12 @@ def folder(raw: dict[str, Any], tmp_path: Path) -> Path:
     role = "arn:aws:iam::111122223333:role/r"
     some = {**raw, "compute": {**raw["compute"], "role": role, "region": "us-east-1"}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(some))
-    (tmp_path / "named.yaml").write_text(yaml.safe_dump({**some, "output": {"s3_uri": "s3://bucket-of-ours/x"}}))
+    named = {**some, "output": {"s3_uri": "s3://bucket-of-ours/x"}}
+    (tmp_path / "named.yaml").write_text(yaml.safe_dump(named))
+    named |= {"model": {"path": "s3://bucket-of-ours/model"}, "data": {"path": "s3://bucket-of-ours/text"}}
+    (tmp_path / "far.yaml").write_text(yaml.safe_dump(named))
+    named["compute"] = {**named["compute"], "role": "of-somebody"}
+    (tmp_path / "role.yaml").write_text(yaml.safe_dump(named))
     return tmp_path
 
 
@@ -97,7 +123,7 @@ def test_every_command_says_so_and_ends(endpoint: str, folder: Path, request: py
             stderr=subprocess.PIPE, text=True,
         )
         for name, command in COMMANDS.items()
-        if blackhole or name in (("status", "list", "compare") if elsewhere else FEW)
+        if name in (("status", "list", "compare") if elsewhere else SOME if blackhole else FEW)
     }  # fmt: skip
     told = {name: (*process.communicate(timeout=300), process.returncode) for name, process in running.items()}
     print(f"all in {time.monotonic() - began:.0f} s", *told.items(), sep="\n")
@@ -109,6 +135,86 @@ def test_every_command_says_so_and_ends(endpoint: str, folder: Path, request: py
         assert any(one in words for one in said), (name, words)
         assert len(err.splitlines()) == (not name.startswith("check"))  # whose report is what it prints
         assert words.count("127.0.0.1") + words.count("nowhere.invalid") <= 3  # the sentence is not told by every check
+
+
+@pytest.fixture
+def hole() -> Iterator[tuple[str, list[socket.socket]]]:
+    """A URL where connections are taken and nothing is answered, and the connections."""
+    taken: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+
+        def take() -> None:
+            with contextlib.suppress(OSError):  # the end
+                while True:
+                    taken.append(listening.accept()[0])
+
+        threading.Thread(target=take, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", taken
+        listening.shutdown(socket.SHUT_RDWR)
+    close(taken)
+
+
+def close(connections: list[socket.socket]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+@pytest.fixture
+def short(hole: tuple[str, list[socket.socket]], monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+    """The hole's connections; it is where AWS is, and nothing is waited for longer than a moment."""
+    for name in [name for name in os.environ if name.upper().startswith(("AWS_", "HTTP"))]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "AWS_ENDPOINT_URL": hole[0], "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "NO_PROXY": "*",
+        "AWS_DEFAULT_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    for name in ("CONNECT_S", "READ_S", "TRANSFER_READ_S"):
+        monkeypatch.setattr(calls, name, 0.3)
+    monkeypatch.setattr(silence, "UNANSWERED_S", 0.2)
+    monkeypatch.setattr(silence, "REMEMBERED_S", 600.0)  # however slow this machine is
+    monkeypatch.setattr(reach, "PATIENCE_S", 0.3)
+    return hole[1]
+
+
+def test_one_wait_is_all_that_a_command_has(
+    short: list[socket.socket], folder: Path, local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No command waits for a second call where the first was not answered."""
+    monkeypatch.chdir(folder)
+    failures = []
+    for words in [*(words[:-2] if words[-2] == "--target" else words for words in COMMANDS.values()), *OTHERS]:
+        monkeypatch.setattr(calls, "SILENCE", silence.Silence())
+        close(short)
+        status, out, err = called(Use((*words, *(() if "--target" in words else ("--target", "aws")))), monkeypatch)
+        aside = words[0] in BESIDE_ONE_ANOTHER
+        told = any(word in out + err for word in ("could not be reached", "could not be asked"))
+        if status != 2 or not told or not (aside or len(err.splitlines()) == 1):
+            failures.append(f"{words}: {status}\n{out}{err}")
+        if not 1 <= len(short) <= (8 if aside else 1):
+            failures.append(f"{words}: {len(short)} calls")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data", "prepare", "s3://a-bucket/x", "to", "--model", "tokenizer"],
+        ["data", "prepare", "s3://a-bucket/*.jsonl", "to", "--model", "tokenizer"],
+        ["data", "report", "s3://a-bucket/x"],
+    ],
+    ids=" ".join,
+)
+def test_what_reads_text_in_s3_says_so_too(
+    words: list[str], short: list[socket.socket], folder: Path, local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tokenizer(["hello world, this is text"] * 20, folder / "tokenizer", vocabulary=300, end="<end>")
+    monkeypatch.chdir(folder)
+    status, out, err = called(Use(tuple(words)), monkeypatch)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "cannot be listed: S3 could not be reached at http://127.0.0.1" in err
+    assert err.rstrip().endswith("check the network, the proxy and the region.")
+    assert len(short) == 1
 
 
 def _connects(endpoint: str) -> bool:

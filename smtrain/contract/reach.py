@@ -1,0 +1,43 @@
+"""Whether anybody answers for an s3:// URI, asked once before a client is that would try for minutes."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import urllib.error
+import urllib.request
+
+PATIENCE_S = 10.0
+
+
+def unanswered(uri: str) -> str | None:
+    """What keeps S3 from being asked about a URI, with a remedy and without its full stop; None where it answers.
+
+    Whatever answers will do: who may read what is for the client to find out.
+    """
+    if not uri.startswith("s3://"):
+        return None
+    where = _endpoint()
+    try:
+        asked = urllib.request.Request(where, method="HEAD")  # noqa: S310 - where the user's own variables point
+        urllib.request.urlopen(asked, timeout=PATIENCE_S).close()  # noqa: S310
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            return None
+        why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        why = f"{why[0].lower()}{why[1:]}"
+        return f"S3 could not be reached at {where} ({why}); check the network, the proxy and the region"
+    return None
+
+
+def _endpoint() -> str:
+    """Where the clients of S3 that take nothing but variables of the environment ask."""
+    for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if set_ := os.environ.get(variable):
+            return set_
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
