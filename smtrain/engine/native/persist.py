@@ -10,9 +10,8 @@ import torch
 from smtrain.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file
-from smtrain.errors import CheckpointError
-from smtrain.model.families import ModelShape
-from smtrain.model.lora import another_adapter, described
+from smtrain.engine.loading import fill_from
+from smtrain.model.lora import described
 
 if TYPE_CHECKING:
     from smtrain.engine.native.engine import NativeEngine
@@ -60,26 +59,9 @@ class StageContents:
 
 def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:
     """See `Engine.load`."""
-    mesh, fault, reader = engine.mesh, None, None
-    try:
-        reader = StateReader(checkpoint)
-        if ModelShape.from_config(reader.manifest.config) != engine.shape:
-            raise CheckpointError(
-                f"{checkpoint} holds another model than config.json describes: name the one it was trained from, or "
-                "start over in an empty folder"
-            )
-        if told := another_adapter(reader.manifest.lora, engine.lora):
-            raise CheckpointError(f"{checkpoint} {told}")
-        _fill(engine, reader, read)
-    except CheckpointError as error:
-        fault = str(error)
-    mesh.agree(fault, "the checkpoint cannot be loaded")
-    assert reader is not None
-    found = mesh.gather(reader.manifest.step)
-    if len(set(found)) > 1:
-        raise CheckpointError(f"ranks were given checkpoints of different steps {sorted(set(found))}: name one for all")
-    engine.optimizer.restore(reader.manifest.optimizer_steps)
-    return reader.manifest.state
+    manifest = fill_from(checkpoint, engine.mesh, engine.shape, engine.lora, lambda reader: _fill(engine, reader, read))
+    engine.optimizer.restore(manifest.optimizer_steps)
+    return manifest.state
 
 
 def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:

@@ -16,10 +16,9 @@ from neuronx_distributed.parallel_layers import parallel_state
 
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import StateReader, model_file, optimizer_file
+from smtrain.engine.loading import fill_from
 from smtrain.engine.nxd.lora import factor_of
-from smtrain.errors import CheckpointError
-from smtrain.model.families import ModelShape
-from smtrain.model.lora import AdapterShape, another_adapter, described
+from smtrain.model.lora import AdapterShape, described
 
 if TYPE_CHECKING:
     from smtrain.engine.nxd.engine import NxdEngine
@@ -85,29 +84,11 @@ class AdapterState:
     @torch.no_grad()
     def load(self, checkpoint: Path) -> dict[str, Any]:
         """See `Engine.load`."""
-        engine, fault, reader = self._engine, None, None
-        try:
-            reader = StateReader(checkpoint)
-            if ModelShape.from_config(reader.manifest.config) != engine.shape:
-                raise CheckpointError(
-                    f"{checkpoint} holds another model than config.json describes: name the one it was trained from, "
-                    "or start over in an empty folder"
-                )
-            if told := another_adapter(reader.manifest.lora, self._lora):
-                raise CheckpointError(f"{checkpoint} {told}")
-            self._fill(reader)
-        except CheckpointError as error:
-            fault = str(error)
-        engine.everyone.agree(fault, "the checkpoint cannot be loaded")
-        assert reader is not None
-        found = engine.everyone.gather(reader.manifest.step)
-        if len(set(found)) > 1:
-            raise CheckpointError(
-                f"ranks were given checkpoints of different steps {sorted(set(found))}: name one for all"
-            )
-        engine.optimizer_steps = reader.manifest.optimizer_steps
+        engine = self._engine
+        manifest = fill_from(checkpoint, engine.everyone, engine.shape, self._lora, self._fill)
+        engine.optimizer_steps = manifest.optimizer_steps
         engine.adamw.finite = None  # the weights are no longer those of a step
-        return reader.manifest.state
+        return manifest.state
 
     def _fill(self, reader: StateReader) -> None:
         for name, parameter, own in self._parts():
