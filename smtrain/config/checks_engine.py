@@ -41,6 +41,12 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{key}: only engine nxd does this; leave it out, or set train.engine: nxd",
             )
         return
+    if train.profile:
+        yield (
+            {"train.profile", "train.engine"},
+            "train.profile: engine nxd's steps are compiled graphs, which torch's profiler does not see into; leave it "
+            "out and use AWS's neuron-profile, or set train.engine: native",
+        )
     if config.compute.compile_ahead and config.network.isolation:
         yield (
             {"compute.compile_ahead", "network.isolation"},

@@ -85,6 +85,15 @@ class AdapterSection(Section):
         return (value,) if isinstance(value, str) else value
 
 
+class Profile(Section):
+    """A trace of a few steps, and which part of a step takes how long, early in a job."""
+
+    steps: int = Field(3, ge=1, le=100)
+    """How many steps are traced for a viewer; as many more are timed by their parts."""
+    skip: int = Field(2, ge=0, le=10**6)
+    """Steps of the job before those: the first ones compile, allocate and read what later ones find."""
+
+
 class Train(Section):
     """The training run itself."""
 
@@ -134,5 +143,7 @@ class Train(Section):
     """Steps between log lines."""
     save_interval: int = Field(100, ge=1)
     """Steps between checkpoints; the last step is always saved."""
+    profile: Profile | None = None
+    """Trace some steps and time their parts (engine native); default: no."""
     validation: Validation | None = None
     """Hold out part of the text and log the loss on it; default: none."""

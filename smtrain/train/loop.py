@@ -6,6 +6,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FrameType
 from typing import NamedTuple, Protocol
 
@@ -15,12 +16,14 @@ from smtrain.checkpoint.manifest import step_folder
 from smtrain.config import JobConfig
 from smtrain.contract.lineage import Lineage
 from smtrain.engine.base import Engine, StepResult
+from smtrain.engine.parts import part
 from smtrain.errors import SmtrainError
 from smtrain.train.destination import Destination
 from smtrain.train.first_step import FirstStep
 from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.metrics import MetricsLog
 from smtrain.train.position import Position
+from smtrain.train.profile import StepProfiler
 from smtrain.train.schedule import learning_rate
 from smtrain.train.validation import Judged, Validator
 
@@ -78,6 +81,7 @@ def train(
     config: JobConfig, engine: Engine, loader: Loader, *, line: Lineage, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
     distrusted: set[str], destination: Destination | None = None, validator: Validator | None = None,
+    profiler: StepProfiler | None = None,
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
@@ -88,7 +92,7 @@ def train(
     `SmtrainError` naming step and samples when the loss is no number or explodes.
     A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
     `destination`, rank 0's, says which of them have arrived where they are kept. `validator` judges the model between
-    two steps, before the first and after the last.
+    two steps, before the first and after the last. `profiler` is around each step.
     """
     options = config.train
     step, began, longest, proven = resumed or 0, 0.0, 0.0, True
@@ -163,10 +167,14 @@ def train(
     while step < options.steps:
         started = time.monotonic()
         step += 1
-        lr, batch = learning_rate(options, step), loader.batch(samples)
-        ahead.append(advance(batch, samples, lr))
-        samples += options.global_batch_size
-        stopping = stop.agreed(engine)
+        lr = learning_rate(options, step)
+        with profiler.step() if profiler else nullcontext():
+            with part("data"):
+                batch = loader.batch(samples)
+            ahead.append(advance(batch, samples, lr))
+            samples += options.global_batch_size
+            with part("data parallel"):
+                stopping = stop.agreed(engine)
         first_step.done()
         saving = step % options.save_interval == 0 or step == options.steps or stopping
         settling = saving or (validator is not None and validator.due(step))

@@ -31,6 +31,8 @@ from smtrain.train.identity import identity
 from smtrain.train.loop import Loader, StopRequest, train
 from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.position import Position, changes
+from smtrain.train.profile import FOLDER as PROFILE
+from smtrain.train.profile import StepProfiler
 from smtrain.train.resume import Resume, check_engine, choose, line_of
 from smtrain.train.trace import trace, tracing
 from smtrain.train.tracked import close, trackers_of
@@ -97,19 +99,26 @@ def start(config: JobConfig, container: Container) -> None:
         )  # fmt: skip
     position = Position(config, manifest, here, step, state, [s.digest for s in choice.abandoned])
     validator = _validator(config, container, manifest, engine, state.get("validation"))
+    profiler = None
+    if options.profile:
+        stage, within = divmod(engine.rank, config.parallel.tp * config.dp)
+        folder = container.output_data_dir / PROFILE
+        profiler = StepProfiler(options.profile, folder, engine.rank, None if within else stage, gather, _say)
     try:
         last = train(
             config, engine, loader, line=line, resumed=good.step if good else None,
             samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
             watch=LossWatch(shape.vocab, state.get("losses", ()), name),
             distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
-            destination=destination, validator=validator,
+            destination=destination, validator=validator, profiler=profiler,
         )  # fmt: skip
     finally:
         if log:
             log.close()
         if validator:
             validator.close()
+        if profiler:
+            profiler.close()
     close(trackers, "Completed" if last >= options.steps else "Stopped")
     if destination:
         destination.close()

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smtrain.engine.base import ParallelOptions
+from smtrain.engine.parts import part
 from smtrain.engine.saving import local_rank
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.labels import IGNORED
@@ -127,7 +128,8 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
     """Everyone's `x`, joined along `dim`."""
     n = dist.get_world_size(group)
     out = x.new_empty((n * x.shape[0], *x.shape[1:]))
-    gather_into(out, x.contiguous(), group=group)
+    with part("tensor parallel"):
+        gather_into(out, x.contiguous(), group=group)
     if dim == 0:
         return out
     if x.shape[:dim].numel() == 1:  # the joined dimension is outermost in memory already
@@ -141,13 +143,15 @@ def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
     shape = (*x.shape[:dim], x.shape[dim] // n, *x.shape[dim + 1 :])
     whole = x.contiguous() if x.shape[:dim].numel() == 1 else torch.cat(x.chunk(n, dim))
     out = x.new_empty(shape)
-    scatter_sum_into(out.view(-1), whole.view(-1), group=group)
+    with part("tensor parallel"):
+        scatter_sum_into(out.view(-1), whole.view(-1), group=group)
     return out
 
 
 def _sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     x = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(x, group=group)
+    with part("tensor parallel"):
+        dist.all_reduce(x, group=group)
     return x
 
 
@@ -184,7 +188,8 @@ class _VocabCrossEntropy(torch.autograd.Function):
         x = logits.float() if logits.dtype != torch.float32 else logits.clone()
         x[:, valid:] = float("-inf")
         top = x.amax(-1)
-        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+        with part("tensor parallel"):
+            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
         x.sub_(top[:, None])
         local = labels - start
         here = (local >= 0) & (local < valid)
@@ -192,7 +197,8 @@ class _VocabCrossEntropy(torch.autograd.Function):
         target = torch.where(here, x.gather(1, index[:, None]).squeeze(1), 0.0)
         x.exp_()
         both = torch.stack([x.sum(-1), target])
-        dist.all_reduce(both, group=group)
+        with part("tensor parallel"):
+            dist.all_reduce(both, group=group)
         total, target = both
         kept = labels != IGNORED
         ctx.save_for_backward(x.div_(total[:, None]), index, here, kept)

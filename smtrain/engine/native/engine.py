@@ -22,6 +22,7 @@ from smtrain.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.native.transfer import Numbers, to_device
 from smtrain.engine.native.zero1 import Zero1AdamW
+from smtrain.engine.parts import part
 from smtrain.engine.saving import Saver, local_rank
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
@@ -83,12 +84,15 @@ class NativeEngine:
     def begin_step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
     ) -> Callable[[], StepResult]:
-        micro_batches = self._micro_batches(input_ids, labels, segments)
-        tokens = self._tokens(micro_batches)
-        total = self.pipeline.train(micro_batches, tokens.to(self._wide).reciprocal().float())
-        norm = self.optimizer.step(lr)
-        for group in (self.mesh.dp_group, self.mesh.pp_group):  # from the sums on the last stages
-            dist.all_reduce(total, group=group)
+        with part("forward and backward"):
+            micro_batches = self._micro_batches(input_ids, labels, segments)
+            tokens = self._tokens(micro_batches)
+            total = self.pipeline.train(micro_batches, tokens.to(self._wide).reciprocal().float())
+        with part("optimizer"):
+            norm = self.optimizer.step(lr)
+        with part("data parallel"):
+            for group in (self.mesh.dp_group, self.mesh.pp_group):  # from the sums on the last stages
+                dist.all_reduce(total, group=group)
         made = Numbers([total, tokens, norm])
 
         def numbers() -> StepResult:
@@ -195,7 +199,8 @@ class NativeEngine:
     def _tokens(self, batches: list[MicroBatch]) -> torch.Tensor:
         """How many labels of the global batch count, on the device; at least 1, so that a batch of none has loss 0."""
         count = torch.stack([(batch.labels != IGNORED).sum() for batch in batches]).sum()
-        dist.all_reduce(count, group=self.mesh.dp_group)
+        with part("data parallel"):
+            dist.all_reduce(count, group=self.mesh.dp_group)
         return count.clamp(min=1)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.stage import Stage
+from smtrain.engine.parts import part
 
 Shape = Sequence[int]
 
@@ -135,7 +136,8 @@ class Pipeline:
         from_before = receive(shape_before, self._before)
         send(to_after, self._after)
         from_after = receive(shape_after, self._after)
-        works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
-        for work in works:
-            work.wait()
+        with part("pipeline"):
+            works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
+            for work in works:
+                work.wait()
         return from_before, from_after

@@ -13,6 +13,7 @@ from torch import nn
 from smtrain.engine.base import OptimizerOptions
 from smtrain.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
 from smtrain.engine.native.stage import Stage
+from smtrain.engine.parts import part
 
 _CHUNK = 4096  # of a norm in fp32: over 10 M numbers at once it is off by 4e-4
 
@@ -52,8 +53,8 @@ class Zero1AdamW:
         self._copies_group = mesh.subgroup("tp", layout.kv_groups())
         ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
         self._tied_group = mesh.subgroup("pp", ends)
-        part = self.part(self.flat)
-        self.master = part if part.dtype == torch.float32 else part.float()
+        own = self.part(self.flat)
+        self.master = own if own.dtype == torch.float32 else own.float()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
         self._grad_part = torch.empty_like(self.master) if mesh.dp > 1 else self.grad
         self._adamw = self._make_adamw()
@@ -79,19 +80,19 @@ class Zero1AdamW:
     def _make_adamw(self) -> torch.optim.AdamW:
         cut = min(max(self.table.decayed - self.start, 0), self.shard)
         groups, states = [], []
-        for part, decay in ((slice(0, cut), self.options.weight_decay), (slice(cut, self.shard), 0.0)):
-            if part.start < part.stop:
-                parameter = nn.Parameter(self.master[part], requires_grad=False)
-                parameter.grad = self._grad_part[part]
+        for span, decay in ((slice(0, cut), self.options.weight_decay), (slice(cut, self.shard), 0.0)):
+            if span.start < span.stop:
+                parameter = nn.Parameter(self.master[span], requires_grad=False)
+                parameter.grad = self._grad_part[span]
                 groups.append({"params": [parameter], "weight_decay": decay})
-                states.append((parameter, part))
+                states.append((parameter, span))
         fused = self.master.device.type in ("cpu", "cuda")
         adamw = torch.optim.AdamW(groups, betas=self.options.betas, eps=self.options.eps, fused=fused)
-        for parameter, part in states:
+        for parameter, span in states:
             adamw.state[parameter] = {
                 "step": torch.zeros((), device=self.master.device if fused else "cpu"),
-                "exp_avg": self.exp_avg[part],
-                "exp_avg_sq": self.exp_avg_sq[part],
+                "exp_avg": self.exp_avg[span],
+                "exp_avg_sq": self.exp_avg_sq[span],
             }
         return adamw
 
@@ -105,11 +106,14 @@ class Zero1AdamW:
     @torch.no_grad()
     def step(self, lr: float) -> torch.Tensor:
         """Sum gradients, clip, update, and share the new parameters; gives the norm before clipping."""
-        _all_reduce(self._summed_over_tp, self.mesh.tp_group)
-        _all_reduce(self._summed_over_copies, self._copies_group)
-        _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
+        with part("tensor parallel"):
+            _all_reduce(self._summed_over_tp, self.mesh.tp_group)
+            _all_reduce(self._summed_over_copies, self._copies_group)
+        with part("pipeline"):
+            _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
         if self.mesh.dp > 1:
-            scatter_sum_into(self._grad_part, self.grad, group=self.mesh.dp_group)
+            with part("data parallel"):
+                scatter_sum_into(self._grad_part, self.grad, group=self.mesh.dp_group)
         norm = self._norm()
         if self.options.grad_clip:
             self._grad_part.mul_((self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0))
@@ -128,7 +132,8 @@ class Zero1AdamW:
         if mine.dtype != self.master.dtype:
             mine.copy_(self.master)
         if self.mesh.dp > 1:
-            gather_into(self.flat, mine.clone(), group=self.mesh.dp_group)
+            with part("data parallel"):
+                gather_into(self.flat, mine.clone(), group=self.mesh.dp_group)
 
     @torch.no_grad()
     def restore(self, steps: int) -> None:
@@ -143,7 +148,8 @@ class Zero1AdamW:
         total = self._grad_part.new_zeros(())
         for start, stop, weight in self._weights:
             total += weight * _square_sum(self._grad_part[start:stop])
-        dist.all_reduce(total)
+        with part("data parallel"):
+            dist.all_reduce(total)
         return total.sqrt()
 
 
