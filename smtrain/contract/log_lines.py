@@ -9,6 +9,8 @@ from math import isfinite
 
 STEP_PATTERN = '"step="'
 """CloudWatch's filter pattern for lines of steps: it then sends nothing else."""
+SOFTWARE, PROFILE = "software: ", "profile: "
+"""How the lines begin that say which versions a train job runs with, and which part of a step takes how long."""
 _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
     "loss": ".6f", "grad_norm": ".4f", "lr": ".4e", "tokens_per_s": ".1f", "mfu": ".4f", "data_wait": ".4f",

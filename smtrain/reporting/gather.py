@@ -11,7 +11,7 @@ from typing import Any
 from smtrain.aws.attach import place_of
 from smtrain.aws.target import Target, TargetName
 from smtrain.config import STAGES
-from smtrain.contract.log_lines import STEP_PATTERN, Line, step_record, step_records
+from smtrain.contract.log_lines import PROFILE, SOFTWARE, STEP_PATTERN, Line, step_record, step_records
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.money import Spent, cost_of
@@ -63,6 +63,10 @@ class RunAccount:
     """What the newest job of each stage was told, put together."""
     evaluation: dict[str, Any] | None = None
     texts: tuple[dict[str, str], ...] = ()
+    software: str | None = None
+    """Which versions the newest train job runs with, as its log says."""
+    profile: str | None = None
+    """Which part of a step takes how long, if its log says."""
 
     def of(self, stage: str) -> list[JobAccount]:
         return [job for job in self.jobs if job.stage == stage]
@@ -92,7 +96,16 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
         raise JobError(f"{name!r}: there is no run of this name {where}; `smtrain list` lists the existing ones")
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     found = RunAccount(run, place, jobs)
-    return RunAccount(run, place, jobs, _config(found), _evaluation(found), _texts(found))
+    return RunAccount(
+        run,
+        place,
+        jobs,
+        _config(found),
+        _evaluation(found),
+        _texts(found),
+        _line(found, SOFTWARE),
+        _line(found, PROFILE),
+    )
 
 
 def _belongs(job: Job, run: str) -> bool:
@@ -164,6 +177,16 @@ def _evaluation(run: RunAccount) -> dict[str, Any] | None:
 def _texts(run: RunAccount) -> tuple[dict[str, str], ...]:
     found = _left(run, "generate", "generation.json")
     return tuple(found) if isinstance(found, list) else ()
+
+
+def _line(run: RunAccount, prefix: str) -> str | None:
+    """The rest of the last line of the newest train job that begins so."""
+    if not (jobs := run.of("train")):
+        return None
+    began = int(jobs[-1].told["CreationTime"].timestamp() * 1000) - 60_000
+    read = pages(run.target, jobs[-1].name, None, began, f'"{prefix}"')
+    found = [line.text.removeprefix(prefix) for page in read for line in page if line.text.startswith(prefix)]
+    return found[-1] if found else None
 
 
 def _left(run: RunAccount, stage: str, file: str) -> Any:

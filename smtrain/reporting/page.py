@@ -56,6 +56,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         *(f"<pre>{_text(why)}</pre>" for why in failures),
         _section("What ran", _jobs(run)),
         _section("Curves", _curves(run)),
+        _section("Where a step's time goes", f"<p>{_text(run.profile)}</p>" if run.profile else ""),
         _section("Validation", _validation(run)),
         _section("Evaluation", _evaluation(run)),
         _section("What it writes", _texts(run)),
@@ -200,6 +201,8 @@ def _environment(run: RunAccount) -> str:
     job = run.last("train") or run.jobs[-1]
     told = job.told
     rows = [["image", _text(told["AlgorithmSpecification"]["TrainingImage"])], ["machines", _text(job.cost.machines)]]
+    if run.software:
+        rows.append(["software", _text(run.software)])
     shown = {key: told.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}
     if any(shown.values()):
         rows.append(["mesh", _text(", ".join(f"{key} {value}" for key, value in shown.items() if value))])

@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from smtrain.config.training import Profile
+from smtrain.contract.log_lines import PROFILE
 from smtrain.engine.parts import PARTS, PartsClock, marked
 from smtrain.text import Say
 
@@ -123,7 +124,7 @@ def told(ranks: list[dict[str, Any]]) -> str:
         if high >= 0.001:
             spread = f" ({100 * low:.3g} to {100 * high:.3g} % by rank)" if high - low > 0.05 else ""
             words.append(f"{name} {100 * mean:.3g} %{spread}")
-    return f"profile: a step takes {step:.3g} s: {', '.join(words)}"
+    return f"{PROFILE}a step takes {step:.3g} s: {', '.join(words)}"
 
 
 def _activities() -> list[ProfilerActivity]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from smtrain import __version__
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
 from smtrain.contract.container import Container
+from smtrain.contract.log_lines import SOFTWARE
 from smtrain.data import firstread
 from smtrain.data.heldout import HeldOut
 from smtrain.data.loader import TokenLoader
@@ -186,3 +190,13 @@ def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> No
         f"{config.train.precision}, from {origin}",
         flush=True,
     )
+    found = {name: _version(name) for name in ("torch", "transformers", "neuronx_distributed", "torch_xla")}
+    libraries = "".join(f", {name} {version}" for name, version in found.items() if version)
+    print(f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()}", flush=True)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

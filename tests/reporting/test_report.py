@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import smtrain
@@ -31,7 +32,7 @@ def run(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pyt
     raw: dict[str, Any] = {
         "name": "reported", "model": {"path": model}, "data": {"path": trained_inputs["text"]},
         "train": {"steps": 8, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3,
-                  "validation": {"fraction": 0.1, "interval": 4, "batches": 2}},
+                  "validation": {"fraction": 0.1, "interval": 4, "batches": 2}, "profile": {"steps": 1}},
         "compute": {"processes_per_instance": 1}, "generate": {"prompts": ["the <b>red"], "max_new_tokens": 4},
     }  # fmt: skip
     return smtrain.run(raw, say=lambda _: None)
@@ -66,6 +67,8 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     judged = [record["val_loss"] for record in run.records if "val_loss" in record]
     assert f"{min(judged):.4f}" in text
     assert "the &lt;b&gt;red" in text, "what a model wrote is text"
+    assert f"smtrain {smtrain.__version__}, torch {torch.__version__.partition('+')[0]}" in text
+    assert re.search(r"a step takes [0-9.]+ s: .*forward and backward [0-9.]+ %", text)
     assert smtrain.report(run.job("export").name, file) == file, "a report is replaced by the next one"
 
 
