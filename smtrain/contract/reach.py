@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import http.client
 import os
 import ssl
 import urllib.error
 import urllib.request
+from contextlib import suppress
+from pathlib import Path
 
 PATIENCE_S = 10.0
 
@@ -19,6 +22,8 @@ def unanswered(uri: str) -> str | None:
     if not uri.startswith("s3://"):
         return None
     where = _endpoint()
+    if where is None:
+        return None
     try:
         asked = urllib.request.Request(where, method="HEAD")  # noqa: S310 - where the user's own variables point
         urllib.request.urlopen(asked, timeout=PATIENCE_S).close()  # noqa: S310
@@ -34,10 +39,17 @@ def unanswered(uri: str) -> str | None:
     return None
 
 
-def _endpoint() -> str:
-    """Where the clients of S3 that take nothing but variables of the environment ask."""
+def _endpoint() -> str | None:
+    """Where the variables of the environment have clients of S3 ask; None where a file may say something else."""
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if set_ := os.environ.get(variable):
             return set_
+    files = (os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"), "~/.config/fsspec/*")
+    for path in (Path(found) for name in files for found in glob.glob(os.path.expanduser(name))):
+        with suppress(OSError):
+            if "endpoint_url" in path.read_text("utf-8", "replace"):
+                return None
+    if any("endpoint_url" in name.lower() for name in os.environ if name.startswith("FSSPEC_")):
+        return None
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
