@@ -47,5 +47,7 @@ class LocalError(SmtrainError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, short enough to be part of a sentence."""
+    """What an error of a library or of the system says, short enough to be part of a sentence."""
+    if isinstance(error, OSError) and error.strerror and isinstance(error.errno, int):
+        return f"{error.strerror[0].lower()}{error.strerror[1:]}"
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -26,6 +26,8 @@ TRANSFER_READ_S = 60.0
 """The same for what moves files: of a part that is sent, megabytes are still in this machine's buffers then."""
 PERSIST_S = 300.0
 """What moving files gives a call: a large model is not given up for a network that is away for a minute."""
+FULL = "InsufficientStorage"
+"""What the local control plane says where its disk takes no more."""
 _WHOSE = "check the proxy, and AWS_ENDPOINT_URL if it is set"
 
 
@@ -103,7 +105,7 @@ def _full(error: BaseException | None) -> str | None:
     """What the local control plane says of its disk; transfers wrap it in an error of their own."""
     while error is not None:
         told = getattr(error, "response", None) or {}
-        if told.get("Error", {}).get("Code") == "InsufficientStorage":
+        if told.get("Error", {}).get("Code") == FULL:
             return str(told["Error"]["Message"])
         error = error.__cause__ or error.__context__
     return None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smtrain.aws.backoff import Backoff
+from smtrain.aws.calls import FULL
 from smtrain.aws.target import TargetName
 from smtrain.errors import JobError
 from smtrain.interrupts import interruptible, pause
@@ -30,6 +31,8 @@ def transient(error: Exception) -> bool:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
+        if error.response.get("Error", {}).get("Code") == FULL:
+            return False  # it stays so until somebody frees some
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return error.response.get("Error", {}).get("Code") in _BUSY or status >= 500 or status == 429
     return isinstance(error, HTTPClientError | NoConnection | ResponseParserError) and not isinstance(error, SSLError)

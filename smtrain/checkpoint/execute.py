@@ -20,7 +20,7 @@ from smtrain.checkpoint.conversion_plan import (
     on_threads,
 )
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, present, staged
+from smtrain.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, not_written, present, staged
 from smtrain.checkpoint.storage import is_uri
 from smtrain.checkpoint.tensor_files import Job, TensorFile, run
 from smtrain.checkpoint.uploading import upload
@@ -49,7 +49,7 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
                 _fill(source, stage, plan, signed)
             stage.publish((*plan.replaces, *plan.extras))
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written ({error}); check the disk and run it again.") from None
+        raise CheckpointError(not_written(target, error)) from None
 
 
 def _done(target: Path, plan: ConversionPlan, work: str) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.contract.lineage import lines_in
-from smtrain.errors import CheckpointError
+from smtrain.errors import CheckpointError, first_line
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
 from smtrain.model.lora import AdapterShape, Lora, from_described
@@ -117,7 +117,7 @@ class Manifest:
                 f"{checkpoint} has no {NAME}: the checkpoint was never completed, take another"
             ) from None
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
+            raise CheckpointError(f"{path} cannot be read ({first_line(error)}): take another checkpoint") from None
         return cls.parse(text, str(checkpoint))
 
     @classmethod
@@ -127,7 +127,7 @@ class Manifest:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}): take another checkpoint") from None
+            raise CheckpointError(f"{path} cannot be read ({first_line(error)}): take another checkpoint") from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise CheckpointError(f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder")
         written = data.pop(DIGEST, None)  # older versions wrote none
@@ -139,7 +139,7 @@ class Manifest:
         try:
             found = cls(**data)
         except TypeError as error:
-            raise CheckpointError(f"{path} is not complete ({error}): take another checkpoint") from None
+            raise CheckpointError(f"{path} is not complete ({first_line(error)}): take another checkpoint") from None
         if damage := found._damage():
             raise CheckpointError(f"{path} is damaged ({damage}): take another checkpoint")
         return found

@@ -16,7 +16,7 @@ from smtrain.checkpoint.dtypes import BF16, FP32, Bits
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file, write_stream
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.staging import Staging, is_unfinished, present, staged
+from smtrain.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
 from smtrain.checkpoint.storage import is_uri
 from smtrain.checkpoint.tensor_files import Tensor
 from smtrain.errors import CheckpointError
@@ -54,7 +54,7 @@ def write_native(
                 writer.write(stage)
             stage.publish(("model/*.safetensors", "optim/*.safetensors"))
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written ({error}); check the disk and run it again.") from None
+        raise CheckpointError(not_written(target, error)) from None
 
 
 class _NativeWriter:

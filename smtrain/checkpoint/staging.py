@@ -22,7 +22,8 @@ from typing import Any
 
 from smtrain.checkpoint.manifest import sync_folder
 from smtrain.checkpoint.storage import is_uri
-from smtrain.errors import CheckpointError
+from smtrain.disk import disk_sentence
+from smtrain.errors import CheckpointError, first_line
 
 PARTIAL = ".partial"
 JOURNAL = ".smtrain-journal"
@@ -289,3 +290,8 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return uuid.uuid4().hex
+
+
+def not_written(target: Path | str, error: OSError) -> str:
+    """A sentence for a target that the system does not let us write."""
+    return disk_sentence(error, target) or f"{target} cannot be written ({first_line(error)}); name another folder"

@@ -19,7 +19,7 @@ import numpy as np
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.contract.reach import unanswered
-from smtrain.errors import CheckpointError
+from smtrain.errors import CheckpointError, first_line
 from smtrain.extras import missing
 
 Bounds = Sequence[tuple[int, int]]
@@ -111,7 +111,9 @@ class LocalPlace:
         try:
             view = memoryview(self._map(file))[start:stop] if stop > start else memoryview(b"")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self._root / file} cannot be read ({error}); fetch it again.") from None
+            raise CheckpointError(
+                f"{self._root / file} cannot be read ({first_line(error)}); fetch it again."
+            ) from None
         if len(view) != stop - start:
             raise CheckpointError(f"{self._root / file} is cut short: it ends before byte {stop}; fetch it again.")
         return view
@@ -171,7 +173,9 @@ class RemotePlace:
         try:
             data = self._fs.cat_file(f"{self._prefix}/{file}", start=start, end=stop) if stop > start else b""
         except Exception as error:  # each client has kinds of its own
-            raise CheckpointError(f"{self._uri}/{file} cannot be read ({error}); check your permissions.") from None
+            raise CheckpointError(
+                f"{self._uri}/{file} cannot be read ({first_line(error)}); check your permissions."
+            ) from None
         return memoryview(bytearray(data))
 
     def _list(self) -> dict[str, Any]:
@@ -184,7 +188,9 @@ class RemotePlace:
             except FileNotFoundError:
                 found = {}
             except Exception as error:
-                raise CheckpointError(f"{self._uri} cannot be listed ({error}); check your permissions.") from None
+                raise CheckpointError(
+                    f"{self._uri} cannot be listed ({first_line(error)}); check your permissions."
+                ) from None
             skip = len(self._prefix) + 1
             self._listed = {k[skip:]: v for k, v in sorted(found.items()) if v.get("type") == "file" and len(k) > skip}
         return self._listed
@@ -295,4 +301,4 @@ def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:
     try:
         return bytes(where.read(file, 0, size)).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where}/{file} is not text ({error}); fetch it again.") from None
+        raise CheckpointError(f"{where}/{file} is not text ({first_line(error)}); fetch it again.") from None

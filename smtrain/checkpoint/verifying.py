@@ -17,7 +17,7 @@ from typing import Any
 
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.manifest import NAME, Manifest, fault
-from smtrain.errors import CheckpointError
+from smtrain.errors import CheckpointError, first_line
 
 _BLOCK = 4 << 20
 
@@ -70,7 +70,9 @@ def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: st
     try:
         reason = differs(checkpoint / name, about)
     except OSError as error:
-        raise CheckpointError(f"{checkpoint / name} cannot be read ({error}): take another checkpoint") from None
+        raise CheckpointError(
+            f"{checkpoint / name} cannot be read ({first_line(error)}): take another checkpoint"
+        ) from None
     if reason:
         raise CheckpointError(f"{checkpoint / name} is damaged, it {reason} (by {record}): take another checkpoint")
 

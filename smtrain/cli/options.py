@@ -131,7 +131,7 @@ def folder_of(option: str, text: str | None) -> str | None:
     if text is not None and not text.strip():
         raise JobError(f"{option} is an empty name; name a folder (`.` is the working directory)")
     if text is not None and Path(text).is_file():
-        raise JobError(f"{option} {text}: is a file; name a folder")
+        raise JobError(f"{option}: {text} is a file; name a folder")
     return text
 
 

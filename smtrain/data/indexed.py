@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from smtrain.data.checksums import Blocks, PairSums, index_checked, sums_beside
-from smtrain.errors import DataError
+from smtrain.errors import DataError, first_line
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -114,7 +114,7 @@ def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
         raw = np.fromfile(idx_path, np.uint8)
         magic, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
     except (OSError, struct.error) as error:
-        raise DataError(f"{idx_path} cannot be read ({error}); prepare the data again.") from error
+        raise DataError(f"{idx_path} cannot be read ({first_line(error)}); prepare the data again.") from error
     index_checked(idx_path, raw, sums)
     plain = _HEADER.size + 12 * count + 8 * documents
     if magic != MAGIC or version != 1 or code not in _DTYPES or len(raw) not in (plain, plain + count):

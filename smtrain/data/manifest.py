@@ -11,7 +11,7 @@ from typing import Any
 
 from smtrain.contract.container import PREPARED_FORMAT
 from smtrain.data.checksums import SUFFIX
-from smtrain.errors import DataError
+from smtrain.errors import DataError, first_line
 
 NAME = "manifest.json"
 PREFIX = "tokens"
@@ -110,7 +110,7 @@ class DatasetManifest:
                 f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output."
             ) from None
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read ({error}); prepare the data again.") from error
+            raise DataError(f"{path} cannot be read ({first_line(error)}); prepare the data again.") from error
         version = fields.get("format_version") if isinstance(fields, dict) else None
         if version != PREPARED_FORMAT:
             raise DataError(

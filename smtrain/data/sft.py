@@ -107,9 +107,11 @@ def prepare_sft(
             tally.close()
             if held_out and held_out.documents and holdout and holdout.from_sources:
                 raise DataError(f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data.")
-            raise DataError(
-                f"{', '.join(map(str, inputs))} gives no sample; {dict(tally.told) or 'the files are empty'}."
-            )
+            named = ", ".join(map(str, inputs))
+            if tally.bad.count and not tally.told:
+                raise DataError(tally.bad.nothing_else(named))
+            why = ", ".join(f"{count} {what}" for what, count in tally.told.items()) or "the files are empty"
+            raise DataError(f"{named} gives no sample ({why}); give other conversations.")
         if holdout and held_out and not held_out.documents:
             tally.close()
             raise DataError(

@@ -43,6 +43,11 @@ class Bad:
                 f"so correct the {self._of} or raise data.max_bad."
             )
 
+    def nothing_else(self, source: str) -> str:
+        """A sentence for a source in which nothing is good."""
+        which = f"all {self.count} {self._one}s are bad" if self.count > 1 else f"the only {self._one} is bad"
+        return f"{source}: {which}, beginning with {self.kept[0]}; correct the {self._of}."
+
 
 class TallyPart:
     """The tokens of one source: PREFIX.bin, and a length per document for the index."""
@@ -225,6 +230,9 @@ class TokenTally:
 
     def check(self, seq_len: int, sources: list[str]) -> None:
         """Raises DataError where a source has not one sample, or nothing is held out that should be."""
+        if self.bad.count and not self.documents:
+            self.close()
+            raise DataError(self.bad.nothing_else(", ".join(sources)))
         held_out, key = self.held_out, self._holdout.key if self._holdout else ""
         for part, source in zip(self.trained, sources, strict=False):  # the last may be held out
             if part.tokens < seq_len + 1:

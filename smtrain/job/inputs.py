@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.calls import FULL
 from smtrain.aws.defaults import sagemaker_defaults, with_defaults
 from smtrain.aws.s3 import listed
 from smtrain.aws.target import Target
@@ -151,7 +152,7 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
                 _make_bucket(target, bucket)
                 _upload(target, upload, say)
         except ClientError as error:
-            if error.response["Error"].get("Code") == "InsufficientStorage":  # the local control plane's disk
+            if error.response["Error"].get("Code") == FULL:
                 raise JobError(error.response["Error"]["Message"]) from None
             raise JobError(
                 f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name, that it "

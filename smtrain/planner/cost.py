@@ -8,7 +8,7 @@ from math import ceil, exp, expm1, inf, sqrt
 from pathlib import Path
 from typing import Any
 
-from smtrain.errors import ConfigError
+from smtrain.errors import ConfigError, first_line
 from smtrain.facts import parse, table
 from smtrain.planner.machines import Machine, Work
 from smtrain.planner.memory import checkpoint_bytes
@@ -48,7 +48,7 @@ class Prices:
             self._prices = [Price(**row) for row in self._rows]
         except TypeError as error:
             raise ConfigError(
-                [f"{file}: a row of prices is wrong ({error}); facts/prices.toml shows the format"]
+                [f"{file}: a row of prices is wrong ({first_line(error)}); facts/prices.toml shows the format"]
             ) from None
         self._prices += mine
 
@@ -66,7 +66,7 @@ def _read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError([f"{file}: prices cannot be read ({error.strerror}); name a TOML file"]) from error
     except ValueError as error:
-        raise ConfigError([f"{file}: prices cannot be read ({error}); it must be TOML"]) from error
+        raise ConfigError([f"{file}: prices cannot be read ({first_line(error)}); it must be TOML"]) from error
 
 
 @dataclass(frozen=True)

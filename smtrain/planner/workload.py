@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.config import JobConfig
-from smtrain.errors import ConfigError
+from smtrain.errors import ConfigError, first_line
 from smtrain.facts.engines import EngineName
 from smtrain.facts.models import positions
 from smtrain.model.families import ModelShape
@@ -44,7 +44,7 @@ def shape_of(config: JobConfig) -> ModelShape:
         try:
             return ModelShape.from_config(json.loads(file.read_text("utf-8")))
         except (OSError, ValueError) as error:
-            raise ConfigError([f"model.path: {file} cannot be read ({error})"]) from None
+            raise ConfigError([f"model.path: {file} cannot be read ({first_line(error)})"]) from None
     if config.model.path.startswith("demo://"):
         from smtrain.demo import inputs as demo
 

@@ -344,7 +344,62 @@ def of_talks() -> Iterator[Use]:
         yield Use(("serve", "tokenizer", *more))
 
 
+def of_the_issue() -> Iterator[Use]:
+    """What newcomers were seen to do, with what each of them must be told.
+
+    What needs a job, a full disk or AWS is elsewhere: tests/cli/test_places_to_write.py, tests/local/test_full_disk.py,
+    tests/job/test_downloads.py, tests/cli/test_unreachable.py, tests/cli/test_edge.py.
+    """
+    for key in ("lr", "min_lr", "eps", "weight_decay", "grad_clip", "stall_minutes"):
+        yield Use(("run", "run.yaml", "--dry-run", "--set", f"train.{key}=.inf"), f"train.{key}: got inf")
+    for text, said in (
+        ("train.betas=[.inf, 0.9]", "train.betas"), ("train.betas=[0.9]", "it has too few numbers"),
+        ("train.steps=100000000000000000000", "the number is too large"),
+        ("train.steps=true", "a number is needed here"),
+        ("train.lr=true", "train.lr: got True"), ("compute.max_run=0", "compute.max_run: got 0"),
+        ("compute.instance_type=ml.trn9.huge", "ml.trn9.huge"), ("train.seq_len=100000", "positions"),
+        ("compute.price_limit=-1", "compute.price_limit: got -1"),
+        ("compute.price_limit=.nan", "compute.price_limit: got nan"),
+        ("compute.role=not a role", "neither a role's ARN"),
+        ("output.s3_uri=s3://My_Bucket/x", "cannot be a bucket's name"),
+        ("data.prepared=./text", "holds no manifest.json"), ("data.path=pictures", "data.path"),
+        ("compute.instance_count=100000", "compute.instance_count: got 100000"),
+        ("model.path=meta-llama/Llama-3.2-1B", "a model of the hub is hf://meta-llama/Llama-3.2-1B"),
+        ("model.path=list-model", "config.json is a list"),
+        ("data.path=mixed", "holds no file of text that can be read"),
+        ("data.path=hidden", "holds no file of text that can be read"), ("network.subnets=[subnet-1]", "network."),
+        ("tags={aws:a: b}", "tags"), ("compute.max_run=29d", "compute.max_run: got 2505600"),
+        ("target=moon", "target: got 'moon'"),
+    ):  # fmt: skip
+        yield Use(("run", "run.yaml", "--dry-run", "--set", text), said)
+    many = ("--set", "compute.processes_per_instance=256", "--set", "train.global_batch_size=128")
+    yield Use(("run", "run.yaml", "--target", "local", *many), "512 processes")
+    for words, said in (
+        (["plan", "run.yaml", "--budget", "-1"], "--budget"), (["plan", "run.yaml", "--budget", "nan"], "--budget"),
+        (["plan", "twice.yaml"], "'model' is written twice"), (["plan", "itself.yaml"], "alias to itself"),
+        (["plan", "binary.yaml"], "is not a text file"), (["status", ""], "'' cannot be a job's name"),
+        (["run", "run.yaml", "--target", "aws", "--dry-run", "--set", "compute.role=notarole", "--set",
+          "compute.region=us-east-1"], "IAM could not be asked for the ARN of the role 'notarole'"),
+        (["plan", "run.yaml", "--set", "train.engine=native"], "train.engine"),
+        (["data", "prepare", "bad.jsonl", "to", "--model", "tokenizer", "--max-bad", "5"], "all 2 lines are bad"),
+        (["data", "prepare", "text", "to", "--model", "tokenizer", "--seq-len", "4096"], "lower --seq-len"),
+        (["data", "prepare", "text", "run.yaml", "--model", "tokenizer"], "run.yaml is a file; name a folder"),
+        (["download", "no-such-job", ""], "FOLDER is an empty name"),
+        (["convert", "model", "model", "--to", "nxd"], "overlap"),
+        (["init", "run.yaml", "--model", "model", "--data", "text", "--machines", "here"], "run.yaml"),
+    ):  # fmt: skip
+        yield Use(tuple(words), said)
+
+
 def uses() -> list[Use]:
     """Every wrong use, once."""
-    every = [*of_the_command_line(), *of_configs(), *of_jobs(), *of_checkpoints(), *of_data(), *of_talks()]
+    every = [
+        *of_the_issue(),
+        *of_the_command_line(),
+        *of_configs(),
+        *of_jobs(),
+        *of_checkpoints(),
+        *of_data(),
+        *of_talks(),
+    ]
     return list(dict.fromkeys(every))

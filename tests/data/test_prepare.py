@@ -128,6 +128,14 @@ def test_too_little_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> N
         prepare(tmp_path / "empty.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4, progress=ignore)
 
 
+def test_text_without_one_good_line_is_said_to_be_bad_and_not_short(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"txt": 1}\nnot json\n')
+    with pytest.raises(
+        DataError, match=r"all 2 lines are bad, beginning with a\.jsonl, line 1: no column 'text'.*correct"
+    ):
+        prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4, max_bad=5, progress=ignore)
+
+
 def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     def attempt(folder: Path, **more: Any) -> DatasetManifest:
         return prepare(text, tmp_path / "out", folder, seq_len=8, progress=ignore, **more)

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from smtrain.aws.backoff import Backoff
 from smtrain.aws.local_plane import shut_down
+from smtrain.aws.target import Target
+from smtrain.errors import JobError
+from smtrain.job.inputs import Upload, upload_all
 from tests.faults.nthwrite import ALWAYS, FailingDisk
 
 from .conftest import Client, gone, serve
@@ -125,3 +129,19 @@ def test_the_plane_starts_on_a_full_disk_and_says_why_where_it_cannot(disk: Disk
         ensure_running(disk.home)
     disk.free()
     assert ensure_running(disk.home)
+
+
+def test_a_launch_does_not_wait_for_room(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is uploaded outlasts a network that is away; a full disk stays full until somebody frees some."""
+
+    def waits(_: Backoff) -> None:
+        raise AssertionError("it waits, and tries again")
+
+    client = Client(serve(disk.home))
+    monkeypatch.setenv("SMTRAIN_HOME", str(disk.home))
+    (tmp_path / "text.txt").write_bytes(MEGABYTE * 12)
+    upload = Upload("s3://" + client.bucket + "/text/", (("text.txt", tmp_path / "text.txt"),))
+    disk.fill()
+    monkeypatch.setattr(Backoff, "pause", waits)
+    with pytest.raises(JobError, match=f"no space left on {disk.home}"):
+        upload_all(Target("local"), [upload], lambda _: None)
