@@ -372,8 +372,6 @@ def of_the_issue() -> Iterator[Use]:
         ("target=moon", "target: got 'moon'"),
     ):  # fmt: skip
         yield Use(("run", "run.yaml", "--dry-run", "--set", text), said)
-    many = ("--set", "compute.processes_per_instance=256", "--set", "train.global_batch_size=128")
-    yield Use(("run", "run.yaml", "--target", "local", *many), "512 processes")
     for words, said in (
         (["plan", "run.yaml", "--budget", "-1"], "--budget"), (["plan", "run.yaml", "--budget", "nan"], "--budget"),
         (["plan", "twice.yaml"], "'model' is written twice"), (["plan", "itself.yaml"], "alias to itself"),
