@@ -59,6 +59,11 @@ def clean_values(value: object) -> object:
     return value
 
 
+def span(low: str, high: str) -> str:
+    """A range of two numbers as they are shown: one where they look the same."""
+    return low if low == high else f"{low} to {high}"
+
+
 def wrapped(text: str, columns: int) -> str:
     """The text with its longer lines broken between words; a command, also one in backticks, stays in one piece."""
     return "\n".join(_broken(line, columns) if len(line) > columns else line for line in text.split("\n"))

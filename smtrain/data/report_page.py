@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from html import escape
 
 from smtrain.data.report import EXAMPLES, SourceReport, TextReport
-from smtrain.text import clean
+from smtrain.text import clean, span
 
 _STYLE = """
 :root{color-scheme:light dark}
@@ -89,7 +89,7 @@ def _sum(sources: list[SourceReport]) -> SourceReport:
 
 
 def _range(power: int) -> str:
-    return "0" if not power else f"{1 << power - 1:,} to {(1 << power) - 1:,}"
+    return "0" if not power else span(f"{1 << power - 1:,}", f"{(1 << power) - 1:,}")
 
 
 def _bars(rows: Iterable[tuple[str, int]]) -> str:

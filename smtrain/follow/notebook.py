@@ -25,6 +25,11 @@ def here() -> bool:
     return hasattr(shell, "kernel")
 
 
+def cell() -> int | None:
+    """The number of the cell that runs; None where there is no notebook."""
+    return int(sys.modules["IPython"].get_ipython().execution_count) if here() else None
+
+
 def bundle_of(progress: Progress) -> dict[str, str]:
     """The panel as a notebook's display takes it: HTML, and a line of text for whoever shows no HTML."""
     lines = [written(line, progress.hosts) for line in list(progress.lines)[-_LINES:]]

@@ -73,6 +73,8 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
     in_notebook = notebook.here()
     panel = view.panel if view.panel is not None else say in ON_SCREEN and (in_notebook or _draws())
     draw = notebook.notebook_panel if in_notebook else _panel
+    if panel and view.keep:
+        job.shown_in = notebook.cell()
     show = draw(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
     wanted = re.compile(view.grep) if view.grep else None
     if say in ON_SCREEN and isinstance(sys.stdout, io.TextIOWrapper):

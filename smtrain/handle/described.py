@@ -28,6 +28,8 @@ class DescribedJob:
         self.known_status: str | None = None
         """Its status when last described; None before that."""
         self.summary: dict[str, Any] = {}
+        self.shown_in: int | None = None
+        """The notebook's cell that has the job's panel."""
 
     @property
     def known_done(self) -> bool:

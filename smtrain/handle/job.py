@@ -174,6 +174,13 @@ class Job(DescribedJob):
 
         return cost_of(self.describe(), region=self.target.region_name(), local=self.target.name == "local")
 
+    def _ipython_display_(self) -> None:
+        """Nothing more below the panel of the same cell, whose last line returns the job."""
+        from smtrain.follow.notebook import cell
+
+        if self.shown_in is None or self.shown_in != cell():
+            raise NotImplementedError
+
     def _repr_html_(self) -> str:
         """Status, curve and cost for a notebook."""
         from smtrain.follow.html import card

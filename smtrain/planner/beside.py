@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smtrain import text
 from smtrain.planner.result import Plan
 
 DAY = 86400.0
@@ -143,7 +144,7 @@ def _shown(span: Span | None, form: str, unit: str) -> str:
     if span is None:
         return "-"
     value, low, high = (form.format(number) for number in span)
-    return f"{value}{' ' + unit if unit else ''} ({low} to {high})"
+    return f"{value}{' ' + unit if unit else ''} ({text.span(low, high)})"
 
 
 def _memory(plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smtrain.config.units import spell
 from smtrain.planner.result import Choice, Plan
+from smtrain.text import span
 
 
 def summary(plan: Plan) -> str:
@@ -23,7 +24,7 @@ def summary(plan: Plan) -> str:
     if plan.fits and plan.sequences_per_s and plan.step_s and plan.mfu is not None:
         s = plan.sequences_per_s
         lines.append(
-            f"throughput  {_three(s['value'])} sequences/s ({_three(s['low'])} to {_three(s['high'])}), "
+            f"throughput  {_three(s['value'])} sequences/s ({span(_three(s['low']), _three(s['high']))}), "
             f"{_three(plan.tokens_per_s)} tokens/s, {plan.mfu:.0%} of peak{'' if plan.calibrated else ', UNCALIBRATED'}"
         )
         t = plan.step_s

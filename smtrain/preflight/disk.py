@@ -14,6 +14,7 @@ from smtrain.preflight.context import Context
 from smtrain.preflight.dataset import described_in
 from smtrain.preflight.findings import Finding
 from smtrain.preflight.storage import sizes_by_name
+from smtrain.text import span
 
 # Bytes of text a token: code and rare scripts at the one end, English under large vocabularies at the other.
 FEW, MANY = 3.0, 5.0
@@ -50,9 +51,8 @@ def volume(context: Context) -> Iterator[Finding]:
     described: dict[str, Any] = described_in(context, given.model.path) or {}
     item = 2 if int(described.get("vocab_size") or 1 << 17) < 65_500 else 4
     least, most = (COPIES * item * text / per_token / 1e9 + REST_GB for per_token in (MANY, FEW))
-    about = (
-        f"the tokens of {text / 1e9:,.1f} GB of text, and the copy to go on from, take {least:,.0f} to {most:,.0f} GB"
-    )
+    take = span(f"{least:,.0f}", f"{most:,.0f}")
+    about = f"the tokens of {text / 1e9:,.1f} GB of text, and the copy to go on from, take {take} GB"
     if compute.volume_gb >= most:
         yield Finding("disk", "ok", f"{about} of the prepare job's {compute.volume_gb} GB")
         return

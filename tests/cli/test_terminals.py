@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.text import wrapped
+from smtrain.text import span, wrapped
 
 ESCAPE = re.compile(r"\x1b")
 EXAMPLE = Path(__file__).parents[2] / "examples/llama-2-70b-trn1.yaml"
@@ -121,3 +121,8 @@ def test_what_programs_read_is_not_broken() -> None:
 )
 def test_a_line_is_broken_below_its_column_and_never_within_a_command(line: str, broken: str) -> None:
     assert wrapped(line, 20) == broken
+
+
+def test_a_range_whose_ends_look_the_same_is_one_number() -> None:
+    assert span("20", "20") == "20"
+    assert span("19", "20") == "19 to 20"
