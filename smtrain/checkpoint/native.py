@@ -1,4 +1,4 @@
-"""The native engine's checkpoint files: a streaming writer, and readers of any slice from any topology.
+"""The native engine's checkpoints: readers of any slice from any topology.
 
 Files are safetensors under Hugging Face names. `NativeSource` gives the weights as they were trained: bf16 from a bf16
 run, fp32 from an fp32 run. `StateReader` gives what training goes on from, in fp32: `master` (which in an fp32 run are
@@ -7,10 +7,8 @@ the model files themselves), `exp_avg` and `exp_avg_sq`. Neither needs torch; bo
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -21,10 +19,10 @@ import numpy as np
 from smtrain.checkpoint import dtypes, safetensors
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
-from smtrain.checkpoint.manifest import NAME, Manifest, fault_at, sync_folder
+from smtrain.checkpoint.manifest import NAME, Manifest, fault_at
+from smtrain.checkpoint.native_files import model_file, optimizer_file
 from smtrain.checkpoint.sources import Read, WeightSource
 from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally, place, read_text
-from smtrain.checkpoint.tensor_files import Tensor
 from smtrain.checkpoint.verifying import check_hash, verify
 from smtrain.errors import CheckpointError
 from smtrain.model.layout import Layout
@@ -35,81 +33,7 @@ if TYPE_CHECKING:
 Kind = Literal["master", "exp_avg", "exp_avg_sq"]
 KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
 Window = tuple[tuple[int, int], ...]  # (start, stop) along every dimension
-_BLOCK = 64 << 20  # bytes hashed and written at a time
 _READ = 4 << 20  # bytes read at a time, which the processor's cache keeps until they are hashed and copied
-
-
-def model_file(tp: int, pp: int) -> str:
-    return f"model/tp{tp:03d}_pp{pp:03d}.safetensors"
-
-
-def optimizer_file(dp: int, tp: int, pp: int) -> str:
-    return f"optim/dp{dp:03d}_tp{tp:03d}_pp{pp:03d}.safetensors"
-
-
-def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """The files that a rank of a (tp, pp, dp) mesh loads, and those that it would have written.
-
-    The latter so that every file is looked at by someone: a bf16 run loads none of the model files.
-    """
-    tp, pp, dp = mesh
-    if manifest.cut is not None or manifest.topology != {"tp": tp, "pp": pp, "dp": dp}:
-        return set(manifest.files)
-    t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
-    files = {optimizer_file(d, t, p)}
-    if d == 0 or manifest.precision == "fp32":
-        files.add(model_file(t, p))
-    return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
-
-
-def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """Those of them that a rank of the native engine reads from the first byte to the last as it loads them."""
-    if manifest.topology != dict(zip(("tp", "pp", "dp"), mesh, strict=True)):
-        return set()
-    tp, _, dp = mesh
-    own = f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"
-    return {own} & read_by(manifest, mesh, rank)
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """`write_stream` of tensors on the CPU."""
-    bits = {name: dtypes.bits_of(tensor) for name, tensor in tensors.items()}
-    return write_stream(path, {n: Tensor(d, b.shape) for n, (d, b) in bits.items()}, lambda name: [bits[name][1]])
-
-
-def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]]) -> dict[str, Any]:
-    """Write a safetensors file beside `path`, flush it to disk and rename it there; gives its size, sha256 and crc32.
-
-    Tensors go out one after another, in the pieces that are asked for one by one, and are hashed on the way, so that
-    no second copy of them is made and nothing is read back. Raises OSError as the disk does.
-    """
-    container = safetensors.container(path.name, dict(tensors))
-    digest, crc = hashlib.sha256(), 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.parent / f".{path.name}.part"
-    try:
-        with open(beside, "wb", buffering=0) as file:
-
-            def put(block: bytes | memoryview) -> None:
-                nonlocal crc
-                digest.update(block)
-                crc = crc32(block, crc)
-                while block:
-                    block = block[file.write(block) :]
-
-            put(container.fixed[0][1])
-            for name in sorted(container.offsets, key=container.offsets.__getitem__):
-                for piece in pieces(name):
-                    data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
-                    for start in range(0, len(data), _BLOCK):
-                        put(data[start : start + _BLOCK])
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)  # on a full disk the half of a file is in everyone's way
-        raise
-    sync_folder(path.parent)
-    return {"size": container.end, "sha256": digest.hexdigest(), "crc32": crc}
 
 
 class _Files:

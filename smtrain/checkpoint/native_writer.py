@@ -14,7 +14,8 @@ from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.conversion_plan import others
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits
 from smtrain.checkpoint.manifest import Manifest
-from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file, write_stream
+from smtrain.checkpoint.native import KINDS, Kind, StateReader
+from smtrain.checkpoint.native_files import model_file, optimizer_file, write_stream
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
 from smtrain.checkpoint.storage import is_uri

@@ -18,7 +18,7 @@ import torch
 
 from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.manifest import Manifest
-from smtrain.checkpoint.native import write_safetensors
+from smtrain.checkpoint.native_files import write_safetensors
 from smtrain.checkpoint.verifying import sums_of
 from smtrain.errors import SmtrainError
 

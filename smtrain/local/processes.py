@@ -57,3 +57,24 @@ def marked(folder: Path, *, below: bool = False) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found - {os.getpid()}:
         found |= more
     return found
+
+
+def runs(pid: int) -> bool:
+    """Whether a process lives; its parent may not have waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children_of(parent: int) -> set[int]:
+    """The processes that it has started, or that have become its own, and that it has not waited for."""
+    children = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The command in parentheses may hold anything; the fields after it are state and parent.
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == parent:
+                    children.add(int(name))
+    return children

@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from smtrain.local import processes
 from smtrain.local.namespaces import (
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -144,7 +145,7 @@ class Supervisor:
         while server and time.monotonic() < deadline:
             if os.stat(channel["mountpoint"]).st_dev != before:
                 return None
-            if not _runs(server):
+            if not processes.runs(server):
                 break
             time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError):
@@ -217,7 +218,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.leader, signal.SIGKILL)
         spared = {self.daemon.pid} if self.daemon else set()
-        while LINUX and (orphans := _children_of(os.getpid()) - spared):
+        while LINUX and (orphans := processes.children_of(os.getpid()) - spared):
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -271,29 +272,9 @@ class Supervisor:
             raise OSError(f"ContainerEntrypoint {argv[0]!r} is not found on the PATH {env['PATH']}") from None
 
 
-def _runs(pid: int) -> bool:
-    """Whether a process lives; its parent may not have waited for it yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def _die_with_parent() -> None:
     if LINUX:
         libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _children_of(parent: int) -> set[int]:
-    children = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                # The command in parentheses may hold anything; the fields after it are state and parent.
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == parent:
-                    children.add(int(name))
-    return children
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def load_config(
     Args:
         source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML.
-        target: `local` or `aws`: where the job is to go, whatever the rest says.
+        target: `local`, `aws` or `slurm`: where the job is to go, whatever the rest says.
         **sections: The config's sections as mappings, merged into what `source` says.
 
     Returns:

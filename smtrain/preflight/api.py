@@ -82,7 +82,7 @@ def check(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         stage: The one stage to look at. Default: all that the config has.
-        target: `local` or `aws`, in place of the config's `target`.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
 

@@ -46,7 +46,7 @@ def request(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         stage: The stage that it is for.
-        target: `local` or `aws`, in place of the config's `target`.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
 
@@ -82,7 +82,7 @@ def launch(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         stage: The stage to start.
-        target: `local` or `aws`, in place of the config's `target`.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
         wait: Follow the job until it ends.
         again: Do what has been done already once more.
         check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
@@ -135,7 +135,7 @@ def run(
 
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
-        target: `local` or `aws`, in place of the config's `target`.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
         again: Do what has been done already once more.
         check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.

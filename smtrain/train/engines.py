@@ -71,16 +71,16 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
 
 def _own_records(native_engine: bool) -> EngineRecords:
     """Of checkpoints in our own form: all of engine native, and those of adapters, whichever engine trains them."""
-    from smtrain.checkpoint import manifest, native
+    from smtrain.checkpoint import manifest, native_files
 
     def files(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
         return manifest.Manifest.read(checkpoint).files
 
     def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
-        return native.read_by(manifest.Manifest.read(checkpoint), mesh, rank)
+        return native_files.read_by(manifest.Manifest.read(checkpoint), mesh, rank)
 
     def read_whole(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
-        return native.read_whole(manifest.Manifest.read(checkpoint), mesh, rank) if native_engine else set()
+        return native_files.read_whole(manifest.Manifest.read(checkpoint), mesh, rank) if native_engine else set()
 
     return EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by, read_whole)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from smtrain.checkpoint.manifest import Manifest, write_manifest
-from smtrain.checkpoint.native import NativeSource, StateReader, model_file, optimizer_file, read_by, write_safetensors
+from smtrain.checkpoint.native import NativeSource, StateReader
+from smtrain.checkpoint.native_files import model_file, optimizer_file, read_by, write_safetensors
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout, Shard

@@ -17,16 +17,8 @@ from safetensors.torch import load_file
 from smtrain.checkpoint import manifest, pruning
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.manifest import Manifest
-from smtrain.checkpoint.native import (
-    KINDS,
-    NativeSource,
-    StateReader,
-    model_file,
-    optimizer_file,
-    read_by,
-    read_whole,
-    write_safetensors,
-)
+from smtrain.checkpoint.native import KINDS, NativeSource, StateReader
+from smtrain.checkpoint.native_files import model_file, optimizer_file, read_by, read_whole, write_safetensors
 from smtrain.checkpoint.verifying import verify
 from smtrain.contract.lineage import Lineage
 from smtrain.errors import CheckpointError

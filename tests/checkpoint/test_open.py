@@ -14,7 +14,8 @@ from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.export import export
 from smtrain.checkpoint.hf import HFSource
 from smtrain.checkpoint.manifest import Manifest, step_folder, write_manifest
-from smtrain.checkpoint.native import NativeSource, model_file, write_safetensors
+from smtrain.checkpoint.native import NativeSource
+from smtrain.checkpoint.native_files import model_file, write_safetensors
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.summary import inspect

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.convert import convert
-from smtrain.checkpoint.native import KINDS, NativeSource, StateReader, model_file
+from smtrain.checkpoint.native import KINDS, NativeSource, StateReader
+from smtrain.checkpoint.native_files import model_file
 from smtrain.checkpoint.verifying import verify
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout

@@ -9,7 +9,8 @@ import torch
 
 from smtrain.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.checkpoint.manifest import Manifest
-from smtrain.checkpoint.native import KINDS, Kind, StateReader, model_file, optimizer_file
+from smtrain.checkpoint.native import KINDS, Kind, StateReader
+from smtrain.checkpoint.native_files import model_file, optimizer_file
 from smtrain.engine.loading import fill_from
 from smtrain.model.lora import described
 
