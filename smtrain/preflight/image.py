@@ -35,6 +35,12 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
         yield from _for_gpus(uri, instance_type)
     if not is_neuron(instance_type):
         return
+    if gpu_row(uri):
+        yield Finding(
+            "image", "fault", f"the image is for GPUs, and {instance_type} has Neuron cores",
+            "leave compute.image out for the newest image for them that is known (`smtrain images`)",
+        )  # fmt: skip
+        return
     served = serves(uri, engine)
     release = sdk_release(uri)
     name = ".".join(map(str, release)) if release else "a release that its name does not tell"
