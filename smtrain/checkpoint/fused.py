@@ -8,8 +8,9 @@ import numpy as np
 
 from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.checkpoint.megatron_names import HEAD, Fused, cut, head, padded, table
+from smtrain.checkpoint.slabs import Tally
 from smtrain.checkpoint.sources import Upright, WeightSource, Wrapped
-from smtrain.checkpoint.storage import Bounds, Tally
+from smtrain.checkpoint.storage import Bounds
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Shard

@@ -16,8 +16,9 @@ from smtrain.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.execute import execute
+from smtrain.checkpoint.slabs import Slab, Tally
 from smtrain.checkpoint.sources import Read, WeightSource
-from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally, place, read_text
+from smtrain.checkpoint.storage import Bounds, Place, place, read_text
 from smtrain.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.errors import CheckpointError
 from smtrain.model import hf_tokenizer

@@ -26,7 +26,8 @@ from smtrain.checkpoint.megatron_names import (
     table,
 )
 from smtrain.checkpoint.pieces import PieceSource, TensorBlock
-from smtrain.checkpoint.storage import Place, Slab, read_text
+from smtrain.checkpoint.slabs import Slab
+from smtrain.checkpoint.storage import Place, read_text
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 

@@ -18,8 +18,9 @@ from smtrain.checkpoint.adapter import BASE, CONFIG, WEIGHTS, Adapter
 from smtrain.checkpoint.digest import weights_digest
 from smtrain.checkpoint.dtypes import Bits
 from smtrain.checkpoint.open import open_weights
+from smtrain.checkpoint.slabs import Tally
 from smtrain.checkpoint.sources import WeightSource, Wrapped
-from smtrain.checkpoint.storage import Bounds, Place, Tally, place
+from smtrain.checkpoint.storage import Bounds, Place, place
 from smtrain.errors import CheckpointError
 
 _BLOCK = 1 << 20  # numbers looked at together

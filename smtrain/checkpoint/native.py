@@ -21,8 +21,9 @@ from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
 from smtrain.checkpoint.manifest import NAME, Manifest, fault_at
 from smtrain.checkpoint.native_files import model_file, optimizer_file
+from smtrain.checkpoint.slabs import Slab, Tally
 from smtrain.checkpoint.sources import Read, WeightSource
-from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally, place, read_text
+from smtrain.checkpoint.storage import Bounds, Place, place, read_text
 from smtrain.checkpoint.verifying import check_hash, verify
 from smtrain.errors import CheckpointError
 from smtrain.model.layout import Layout

@@ -13,7 +13,8 @@ from smtrain.checkpoint.nnm_masters import masters as masters_of
 from smtrain.checkpoint.nnm_names import canonical, part, rank_files
 from smtrain.checkpoint.nxd import referred
 from smtrain.checkpoint.pieces import PieceSource
-from smtrain.checkpoint.storage import Place, Slab
+from smtrain.checkpoint.slabs import Slab
+from smtrain.checkpoint.storage import Place
 from smtrain.checkpoint.unpickle import Reference
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape

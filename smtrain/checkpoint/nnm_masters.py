@@ -16,7 +16,8 @@ from smtrain.checkpoint.dtypes import FP32
 from smtrain.checkpoint.megatron_names import ignored
 from smtrain.checkpoint.nxd import referred
 from smtrain.checkpoint.pieces import TensorBlock
-from smtrain.checkpoint.storage import Place, Slab, contiguous
+from smtrain.checkpoint.slabs import Slab, contiguous
+from smtrain.checkpoint.storage import Place
 from smtrain.checkpoint.unpickle import Reference
 from smtrain.errors import CheckpointError
 

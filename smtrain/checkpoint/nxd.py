@@ -19,8 +19,9 @@ from smtrain.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.hf import COMPUTED, read_config
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_files, stored
+from smtrain.checkpoint.slabs import Slab, Tally
 from smtrain.checkpoint.sources import Read, WeightSource
-from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally, place
+from smtrain.checkpoint.storage import Bounds, Place, place
 from smtrain.checkpoint.unpickle import Reference
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape

@@ -13,8 +13,9 @@ import numpy as np
 
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.megatron_names import Fused
+from smtrain.checkpoint.slabs import Slab, Tally
 from smtrain.checkpoint.sources import Read, WeightSource
-from smtrain.checkpoint.storage import Bounds, Place, Slab, Tally
+from smtrain.checkpoint.storage import Bounds, Place
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from smtrain.checkpoint.dtypes import Bits
+from smtrain.checkpoint.slabs import Tally
 from smtrain.checkpoint.sources import WeightSource, Wrapped
-from smtrain.checkpoint.storage import Bounds, Tally
+from smtrain.checkpoint.storage import Bounds
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape, Role
 

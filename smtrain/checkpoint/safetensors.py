@@ -10,7 +10,8 @@ from math import prod
 from typing import Any
 
 from smtrain.checkpoint.dtypes import BY_CODE
-from smtrain.checkpoint.storage import Place, Slab, contiguous
+from smtrain.checkpoint.slabs import Slab, contiguous
+from smtrain.checkpoint.storage import Place
 from smtrain.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.errors import CheckpointError
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.checkpoint import dtypes
 from smtrain.checkpoint.dtypes import Bits, DType
-from smtrain.checkpoint.storage import Bounds, Place, Tally
+from smtrain.checkpoint.slabs import Tally
+from smtrain.checkpoint.storage import Bounds, Place
 from smtrain.model.families import ModelShape
 
 if TYPE_CHECKING:

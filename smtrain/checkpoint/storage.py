@@ -9,15 +9,9 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from smtrain.checkpoint.checksum import crc32
-from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.contract.reach import unanswered
 from smtrain.errors import CheckpointError, first_line
 from smtrain.extras import missing
@@ -25,7 +19,6 @@ from smtrain.extras import missing
 Bounds = Sequence[tuple[int, int]]
 """(start, stop) along every dimension."""
 _MAPPED = 128  # files mapped at a time: each takes a descriptor, and xser has a file for every tensor
-_BLOCK = 1 << 18  # bytes hashed at a time: the processor's cache holds them
 
 
 class Place(Protocol):
@@ -194,101 +187,6 @@ class RemotePlace:
             skip = len(self._prefix) + 1
             self._listed = {k[skip:]: v for k, v in sorted(found.items()) if v.get("type") == "file" and len(k) > skip}
         return self._listed
-
-
-@dataclass
-class Tally:
-    """Running checksums of slabs that are read front to back, so that checking them needs no reading of its own."""
-
-    _seen: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-
-    def add(self, slab: Slab, start: int, data: memoryview) -> None:
-        """Bytes of a slab from its byte `start`; those that do not follow the last ones are not counted."""
-        at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
-        if start == at:
-            self._seen[slab.file, slab.offset] = (at + len(data), crc32(data, crc))
-
-    def of(self, slab: Slab) -> int | None:
-        """The crc32 of all its bytes, if all were seen."""
-        at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
-        return crc if at == slab.size else None
-
-
-@dataclass(frozen=True)
-class Slab:
-    """A tensor where it lies in a file."""
-
-    place: Place
-    file: str
-    offset: int
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    crc32: int | None = None
-    """Of the bytes of its storage, where the file tells it."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of a contiguous copy."""
-        return prod(self.shape) * self.dtype.itemsize
-
-    def bits(self, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        """The part within `bounds`; of a local file, a view of its pages that nobody may write to."""
-        shape, n = [b - a for a, b in bounds], self.dtype.itemsize
-        if 0 in shape:
-            return np.empty(shape, self.dtype.bits)
-        low = sum(a * s for (a, _), s in zip(bounds, self.strides, strict=True))
-        high = sum((b - 1) * s for (_, b), s in zip(bounds, self.strides, strict=True)) + 1
-        data = self.place.read(self.file, self.offset + low * n, self.offset + high * n)
-        if tally is not None and self.crc32 is not None and high - low == prod(shape):
-            tally.add(self, low * n, data)
-        flat = np.frombuffer(data, self.dtype.bits)
-        if high - low == prod(shape) and self.strides == contiguous(self.shape):
-            return flat.reshape(shape)
-        return np.lib.stride_tricks.as_strided(flat, shape, [s * n for s in self.strides])
-
-    def whole(self) -> Bits:
-        return self.bits([(0, n) for n in self.shape])
-
-    def with_crc32(self, crc32: int | None) -> Slab:
-        return self if crc32 is None else replace(self, crc32=crc32)
-
-    def check(self, name: str, tally: Tally | None = None) -> None:
-        """Raises CheckpointError where the bytes on this machine's disk are not those of `crc32`.
-
-        Bytes that `tally` saw are not read again. An object store keeps checksums of its own, and reading everything
-        twice is not cheap there.
-        """
-        if self.crc32 is None or self.place.path() is None:
-            return
-        crc = None if tally is None else tally.of(self)
-        if crc is None:
-            crc = self._crc32(self.size)
-        if crc != self.crc32:
-            raise CheckpointError(
-                f"{self.place}/{self.file}: {name} is not what was written (its crc32 differs); fetch the file again."
-            )
-
-    def seen(self, name: str) -> int | None:
-        """`check`; where nobody wrote a checksum, the crc32 of the bytes on this machine's disk."""
-        if self.crc32 is not None or self.place.path() is None:
-            self.check(name)
-            return None
-        last = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
-        return self._crc32(0 if 0 in self.shape else (last + 1) * self.dtype.itemsize)
-
-    def _crc32(self, size: int) -> int:
-        """Of so many bytes from where it begins."""
-        crc = 0
-        for start in range(0, size, _BLOCK):
-            stop = min(start + _BLOCK, size)
-            crc = crc32(self.place.read(self.file, self.offset + start, self.offset + stop), crc)
-        return crc
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a row-major tensor."""
-    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:

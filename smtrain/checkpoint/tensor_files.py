@@ -15,8 +15,8 @@ import numpy as np
 
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import Bits, DType
+from smtrain.checkpoint.slabs import Tally
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.storage import Tally
 from smtrain.model.layout import Sharding
 
 BLOCK = 1 << 20

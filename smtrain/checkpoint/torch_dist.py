@@ -19,7 +19,8 @@ from smtrain.checkpoint.conversion_manifest import read_manifest
 from smtrain.checkpoint.dtypes import DType
 from smtrain.checkpoint.megatron_names import EMBEDDING, HEAD, Fused, canonical, head, ignored, table
 from smtrain.checkpoint.pieces import PieceSource, TensorBlock
-from smtrain.checkpoint.storage import Place, Slab, read_text
+from smtrain.checkpoint.slabs import Slab
+from smtrain.checkpoint.storage import Place, read_text
 from smtrain.checkpoint.unpickle import Opaque, unpickle
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape

@@ -6,7 +6,8 @@ import struct
 from typing import Any
 
 from smtrain.checkpoint.dtypes import DType
-from smtrain.checkpoint.storage import Place, Slab
+from smtrain.checkpoint.slabs import Slab
+from smtrain.checkpoint.storage import Place
 from smtrain.checkpoint.unpickle import CutShortError, unpickle_at
 
 _MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."

@@ -18,7 +18,8 @@ from typing import Any
 from smtrain.checkpoint import torchpickles
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import DType
-from smtrain.checkpoint.storage import Place, Slab
+from smtrain.checkpoint.slabs import Slab
+from smtrain.checkpoint.storage import Place
 from smtrain.checkpoint.unpickle import unpickle
 from smtrain.errors import CheckpointError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from smtrain.checkpoint.checksum import crc32
-from smtrain.checkpoint.storage import contiguous
+from smtrain.checkpoint.slabs import contiguous
 from smtrain.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.checkpoint.unpickle import REFERENCE
 

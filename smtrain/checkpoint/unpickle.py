@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from smtrain.checkpoint.dtypes import BY_NAME, BY_STORAGE, UINT8, DType
-from smtrain.checkpoint.storage import Slab
+from smtrain.checkpoint.slabs import Slab
 
 REFERENCE = "torch_xla.utils.serialization.TensorReference"
 _STEPS = 20_000_000  # operations of one pickle: a shard of 10,000 tensors takes some 300,000

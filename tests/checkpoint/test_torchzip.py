@@ -9,7 +9,8 @@ import torch
 
 from smtrain.checkpoint import torchzip, torchzip_writer
 from smtrain.checkpoint.dtypes import BF16, FP32, tensor
-from smtrain.checkpoint.storage import Slab, place
+from smtrain.checkpoint.slabs import Slab
+from smtrain.checkpoint.storage import place
 from smtrain.checkpoint.tensor_files import Tensor
 from smtrain.errors import CheckpointError
 
