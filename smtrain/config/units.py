@@ -39,3 +39,8 @@ def spell(value: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def counted(parameters: float) -> str:
+    """How many parameters a model has, in billions, or in millions where there are fewer: 6.74 B, 135 M."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"

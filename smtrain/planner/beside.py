@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain import text
+from smtrain.config.units import counted
 from smtrain.planner.result import Plan
 
 DAY = 86400.0
@@ -58,7 +59,7 @@ class Sides:
         plans = [side.plan for side in self.sides]
         rows = [
             ("", [side.name for side in self.sides]),
-            ("model", [f"{p.model}, {p.parameters / 1e9:.2f} B" for p in plans]),
+            ("model", [f"{p.model}, {counted(p.parameters)}" for p in plans]),
             ("machines", [p.machines for p in plans]),
             ("mesh", [f"tp {p.mesh.tp} x pp {p.mesh.pp} x dp {p.mesh.dp}" for p in plans]),
             ("memory", [_memory(p) for p in plans]),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from smtrain.config.units import spell
+from smtrain.config.units import counted, spell
 from smtrain.planner.result import Choice, Plan
 from smtrain.text import span
 
 
 def summary(plan: Plan) -> str:
     """What a run needs, takes and costs, then the choices, then what to mind."""
-    lines = [f"{plan.model}: {plan.parameters / 1e9:.2f} B parameters on {plan.machines}", f"mesh        {plan.mesh}"]
+    lines = [f"{plan.model}: {counted(plan.parameters)} parameters on {plan.machines}", f"mesh        {plan.mesh}"]
     if plan.memory_gib:
         m = plan.memory_gib
         parts = ", ".join(f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05)

@@ -587,7 +587,7 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[s
 def test_the_disk_of_a_prepare_job_must_hold_its_tokens(aws: dict[str, Any]) -> None:
     small = with_(aws, "compute", volume_gb=1)
     told = only_fault(report(small, "disk"), "disk")
-    assert "take 20 to 20 GB, and the prepare job has 1 GB" in told
+    assert "take 20 GB, and the prepare job has 1 GB" in told
     assert "set compute.volume_gb: 50" in told
     assert [f.level for f in report(aws, "disk") if f.check == "disk"] == ["ok", "ok"]
 
