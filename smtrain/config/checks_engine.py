@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
 from smtrain.facts.engines import engine_fault, is_neuron
+from smtrain.facts.images import unsuited
 
 
 def machine_fault(config: JobConfig) -> str | None:
@@ -19,11 +20,19 @@ def machine_fault(config: JobConfig) -> str | None:
     return engine_fault(config.train.engine, config.compute.instance_type)
 
 
+def _image_fault(config: JobConfig) -> str | None:
+    """Why the image that is named does not do; the control plane runs jobs without one, or in one of its own."""
+    image, compute = config.compute.image, config.compute
+    return unsuited(image, config.train.engine, compute.instance_type) if image and config.target == "aws" else None
+
+
 def engine_faults(config: JobConfig) -> Iterator[Fault]:
     """What only one of the engines can do."""
     parallel, train, checkpoint = config.parallel, config.train, config.checkpoint
     if fault := machine_fault(config):
         yield {"train.engine", "compute.instance_type", "target"}, fault
+    elif fault := _image_fault(config):
+        yield {"compute.image", "train.engine", "compute.instance_type"}, f"compute.image: {fault}"
     if train.engine == "native":
         asked = {
             "parallel.activation_checkpointing": parallel.activation_checkpointing == "selective",

@@ -99,7 +99,7 @@ def training_image(region: str, engine: str, instance_type: str) -> str:
     if is_gpu(instance_type):
         return gpu_image_uri(region)
     if is_neuron(instance_type) and not known:
-        lacking = f"with what it needs there: {table('images')['engines'][engine]['needs'].partition(', whose')[0]}"
+        lacking = f"with what it needs there: {_needs(engine)}"
     else:
         return image_uri(region, engine)
     raise ConfigError(
@@ -123,6 +123,43 @@ def serves(uri: str, engine: str) -> bool | None:
         return None
     first, *last = (tuple(int(part) for part in bound.split(".")) for bound in bounds)
     return first <= release and (not last or release <= last[0])
+
+
+def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
+    """Why stage train cannot run in an image on machines of a type, with a remedy, as far as its name says."""
+    if is_gpu(instance_type):
+        row = gpu_row(uri)
+        if sdk_release(uri):
+            return (
+                f"this image is for Neuron cores, and {instance_type} has GPUs; name one with CUDA, or leave it out "
+                "for the newest that is known (`smtrain images`)"
+            )
+        if row is not None and not row["whole"]:
+            whole = next(r for r in gpu_rows() if r["whole"])
+            return (
+                f"{row['repository']} has no transformers, which every stage imports; build one on it that has, or "
+                f"leave it out for {whole['repository']}"
+            )
+    elif is_neuron(instance_type):
+        if gpu_row(uri):
+            return (
+                f"this image is for GPUs, and {instance_type} has Neuron cores; leave it out for the newest that is "
+                "known for them (`smtrain images`)"
+            )
+        if serves(uri, engine) is False:
+            release = ".".join(map(str, sdk_release(uri) or ()))
+            known = any(serves(row["tag"], engine) for row in table("images")["tags"])
+            otherwise = ", or leave it out for the newest that is known (`smtrain images`)" if known else ""
+            return (
+                f"this image has Neuron {release}, and engine {engine} needs {_needs(engine)}; name one that has "
+                f"that{otherwise}"
+            )
+    return None
+
+
+def _needs(engine: str) -> str:
+    needs: str = table("images")["engines"][engine]["needs"]
+    return needs.partition(", whose")[0]
 
 
 def image_rows() -> list[dict[str, Any]]:

@@ -63,12 +63,9 @@ def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cor
         found[graphs.VARIABLE] = cache
     if release is None or release >= (2, 31, 0):
         return found  # No PyTorch-XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
-    flags = ["--model-type=transformer", "--retry_failed_compilation"]
-    if release < (2, 22, 0):
-        flags.insert(1, "--distribution-strategy=llm-training")
     # XLA_USE_BF16 and XLA_DOWNCAST_BF16 are never set: from 2.25 on the model is cast instead.
     return found | {
-        "NEURON_CC_FLAGS": " ".join(flags),
+        "NEURON_CC_FLAGS": "--model-type=transformer --retry_failed_compilation",
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "7" if pipeline else "3",
         "XLA_DISABLE_FUNCTIONALIZATION": "0",

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
-from smtrain.facts.images import ecr_image, gpu_row, gpu_rows, sdk_release, serves
+from smtrain.facts.images import ecr_image, gpu_row, sdk_release, serves
 from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
@@ -32,24 +32,13 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
     instance_type = context.config.compute.instance_type
     facts = table("images")["engines"][engine]
     if is_gpu(instance_type):
-        yield from _for_gpus(uri, instance_type)
+        yield from _for_gpus(uri)
     if not is_neuron(instance_type):
-        return
-    if gpu_row(uri):
-        yield Finding(
-            "image", "fault", f"the image is for GPUs, and {instance_type} has Neuron cores",
-            "leave compute.image out for the newest image for them that is known (`smtrain images`)",
-        )  # fmt: skip
         return
     served = serves(uri, engine)
     release = sdk_release(uri)
     name = ".".join(map(str, release)) if release else "a release that its name does not tell"
-    if served is False:
-        yield Finding(
-            "image", "fault", f"the image has Neuron {name}, and engine {engine} needs {facts['needs']}",
-            "name one that has it in compute.image, or leave that out for the newest that is known (`smtrain images`)",
-        )  # fmt: skip
-    elif served is None:
+    if served is None:
         yield Finding(
             "image", "warning", f"whether the image ({name}) has what engine {engine} needs cannot be determined "
             "from here",
@@ -64,21 +53,10 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _for_gpus(uri: str, instance_type: str) -> Iterator[Finding]:
-    """A GPU image's CUDA and how long AWS mends it; a Neuron image has no CUDA at all."""
+def _for_gpus(uri: str) -> Iterator[Finding]:
+    """A GPU image's CUDA and how long AWS mends it."""
     row = gpu_row(uri)
-    if sdk_release(uri):
-        yield Finding(
-            "image", "fault", f"the image is for Neuron cores, and {instance_type} has GPUs",
-            "leave compute.image out for the newest image for GPUs that is known, or name one with CUDA",
-        )  # fmt: skip
-    elif row is not None and not row["whole"]:
-        whole = next(r for r in gpu_rows() if r["whole"])
-        yield Finding(
-            "image", "fault", f"the image {row['repository']} has no transformers, which every stage imports",
-            f"build one on it that has, or leave compute.image out for {whole['repository']}",
-        )  # fmt: skip
-    elif row is not None:
+    if row is not None:
         over = row["patched_until"] < datetime.now(timezone.utc).date().isoformat()
         yield Finding(
             "image", "warning" if over else "ok",

@@ -352,6 +352,15 @@ def of_the_issue() -> Iterator[Use]:
     """
     for key in ("lr", "min_lr", "eps", "weight_decay", "grad_clip", "stall_minutes"):
         yield Use(("run", "run.yaml", "--dry-run", "--set", f"train.{key}=.inf"), f"train.{key}: got inf")
+    neuron = "1.dkr.ecr.us-west-2.amazonaws.com/own:neuronx-sdk2.30.0"
+    gpu = "1.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker"
+    for machine, image, said in (
+        ("ml.p5.48xlarge", neuron, "this image is for Neuron cores, and ml.p5.48xlarge has GPUs"),
+        ("ml.trn2.48xlarge", neuron, "this image has Neuron 2.30.0, and engine native needs TorchNeuron"),
+        ("ml.p5.48xlarge", gpu, "has no transformers, which every stage imports"),
+    ):
+        settings = ("target=aws", f"compute.instance_type={machine}", f"compute.image={image}")
+        yield Use(("run", "run.yaml", "--dry-run", *(w for text in settings for w in ("--set", text))), said)
     for text, said in (
         ("train.betas=[.inf, 0.9]", "train.betas"), ("train.betas=[0.9]", "it has too few numbers"),
         ("train.steps=100000000000000000000", "the number is too large"),

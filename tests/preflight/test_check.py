@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -262,16 +263,24 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
     assert {"role", "permissions", "buckets", "quotas"} <= set(told.text.partition(" could not")[0].split(", "))
 
 
+def fault_of(config: dict[str, Any]) -> str:
+    """What keeps it from loading, which every command says alike: check, plan, a dry run, a launch."""
+    (told,) = smtrain.check(config, target="aws").faults
+    with pytest.raises(smtrain.ConfigError, match=re.escape(told.text)):
+        smtrain.request(config, target="aws")
+    assert told.text.startswith("compute.image: ")
+    return told.text
+
+
 def test_the_image_must_have_what_the_engine_needs(aws: dict[str, Any]) -> None:
     (told,) = smtrain.check(with_(aws, "train", engine="native"), target="aws").faults
     assert told.text.startswith("train.engine: native does not run on ml.trn1")
     registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
     xla = f"{registry}/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04"
     newer = with_(with_(aws, "compute", image=xla, instance_type="ml.trn2.48xlarge"), "train", engine="native")
-    assert "has Neuron 2.30.0, and engine native needs TorchNeuron" in only_fault(report(newer, "image"), "image")
+    assert "has Neuron 2.30.0, and engine native needs TorchNeuron" in fault_of(newer)
     gpu = f"{registry}/huggingface-pytorch-training:2.9.0-transformers5.3.0-gpu-py312-cu130-ubuntu22.04-v1.0"
-    there = report(with_(aws, "compute", image=gpu), "image")
-    assert "the image is for GPUs, and ml.trn1.32xlarge has Neuron cores" in only_fault(there, "image")
+    assert "image is for GPUs, and ml.trn1.32xlarge has Neuron cores" in fault_of(with_(aws, "compute", image=gpu))
     elsewhere = with_(
         aws, "compute", image="763104351884.dkr.ecr.eu-west-1.amazonaws.com/x:y", instance_type="ml.m5.large"
     )
@@ -290,8 +299,8 @@ def test_the_images_release_must_ship_the_library_and_its_end_of_life_is_said(aw
     (contents,) = [finding.text for finding in last if "lacks" in finding.text]
     assert contents.startswith("the image lacks gigatoken, awkward, awkward-cpp, zlib-ng, which travel with the code")
     assert "end of life" in last.warnings[0].text
-    later = report(with_(config, "compute", image=f"{repository}-sdk2.32.0-ubuntu24.04"), "image")
-    assert "the image has Neuron 2.32.0, and engine nxd needs" in only_fault(later, "image")
+    later = with_(config, "compute", image=f"{repository}-sdk2.32.0-ubuntu24.04")
+    assert "image has Neuron 2.32.0, and engine nxd needs" in fault_of(later)
     own = report(with_(config, "compute", image="123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"), "image")
     assert own.ok
     assert "cannot be determined from here" in own.warnings[0].text

@@ -92,7 +92,7 @@ def test_the_command_lists_them() -> None:
     [("ml.trn1.2xlarge", False), ("ml.trn1.32xlarge", True), ("ml.trn1n.32xlarge", True), ("ml.trn2.48xlarge", True)],
 )
 def test_efa_goes_by_the_instance(plain: dict[str, Any], kind: str, efa: bool) -> None:
-    own = {"instance_type": kind, "image": f"{IMAGE}sdk2.30.0"}
+    own = {"instance_type": kind, "image": f"{IMAGE}sdk{'2.33.0' if 'trn2' in kind else '2.30.0'}"}
     made = environment(plain, **own)
     trio = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
     assert {name: made[name] for name in trio if name in made} == (trio if efa else {})
@@ -101,18 +101,13 @@ def test_efa_goes_by_the_instance(plain: dict[str, Any], kind: str, efa: bool) -
 
 
 def test_the_neuron_variables_go_by_the_images_sdk(plain: dict[str, Any]) -> None:
-    old = environment(plain, image=IMAGE + "2.1.2-neuronx-py310-sdk2.20.2-ubuntu20.04")
-    assert old["NEURON_CC_FLAGS"].split() == [
-        "--model-type=transformer",
-        "--distribution-strategy=llm-training",
-        "--retry_failed_compilation",
-    ]
     today = environment(plain)
-    assert "--distribution-strategy" not in today["NEURON_CC_FLAGS"]
-    torchneuron = environment(plain, image=IMAGE + "2.14.0-neuronx-py313-sdk2.33.0-ubuntu26.04")
+    assert today["NEURON_CC_FLAGS"] == "--model-type=transformer --retry_failed_compilation"
+    newer = {"instance_type": "ml.trn2.48xlarge", "image": IMAGE + "2.14.0-neuronx-py313-sdk2.33.0-ubuntu26.04"}
+    torchneuron = environment(plain, **newer)
     unknown = environment(plain, image="mine:latest")
     assert not set(XLA) & (set(torchneuron) | set(unknown))
-    for made in (old, today, torchneuron, unknown):
+    for made in (today, torchneuron, unknown):
         assert not {"XLA_USE_BF16", "XLA_DOWNCAST_BF16"} & set(made)
         assert "--cache_dir" not in made.get("NEURON_CC_FLAGS", "")
 
