@@ -199,9 +199,10 @@ class StateReader:
         it returns. An fp32 run has its master weights in the model files. Raises `CheckpointError` where the file is
         damaged.
         """
-        name = f"{self.manifest.root}{optimizer_file(dp_rank, tp_rank, pp_rank)}"
+        own = optimizer_file(dp_rank, tp_rank, pp_rank)
+        name = f"{self.manifest.root}{own}"
         kinds = [kind for kind in KINDS if kind != "master" or self.manifest.precision != "fp32"]
-        slabs = {kind: self._files.slab(optimizer_file(dp_rank, tp_rank, pp_rank), kind) for kind in kinds}
+        slabs = {kind: self._files.slab(own, kind) for kind in kinds}
         shape = (self.manifest.shard[pp_rank],)
         if self._files.held(name) != set(kinds) or any((s.dtype, s.shape) != (FP32, shape) for s in slabs.values()):
             raise CheckpointError(f"{self._files.place}/{name}: its tensors are not those that {NAME} says")

@@ -30,14 +30,19 @@ def optimizer_file(dp: int, tp: int, pp: int) -> str:
     return f"optim/dp{dp:03d}_tp{tp:03d}_pp{pp:03d}.safetensors"
 
 
+def cut_for(manifest: Manifest, mesh: tuple[int, int, int]) -> bool:
+    """Whether each rank of a (tp, pp, dp) mesh finds its own part in a file of its own."""
+    return manifest.cut is None and manifest.topology == dict(zip(("tp", "pp", "dp"), mesh, strict=True))
+
+
 def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
     """The files that a rank of a (tp, pp, dp) mesh loads, and those that it would have written.
 
     The latter so that every file is looked at by someone: a bf16 run loads none of the model files.
     """
-    tp, pp, dp = mesh
-    if manifest.cut is not None or manifest.topology != {"tp": tp, "pp": pp, "dp": dp}:
+    if not cut_for(manifest, mesh):
         return set(manifest.files)
+    tp, _, dp = mesh
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
     files = {optimizer_file(d, t, p)}
     if d == 0 or manifest.precision == "fp32":
@@ -47,7 +52,7 @@ def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[st
 
 def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
     """Those of them that a rank of the native engine reads from the first byte to the last as it loads them."""
-    if manifest.topology != dict(zip(("tp", "pp", "dp"), mesh, strict=True)):
+    if not cut_for(manifest, mesh):
         return set()
     tp, _, dp = mesh
     own = f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"

@@ -21,6 +21,7 @@ from smtrain.errors import ConfigError
 from smtrain.train.profile import StepProfiler, told
 from tests.engine.world import World
 from tests.train import running
+from tests.train.launched import lay_out
 from tests.train.test_shell import Shell
 
 
@@ -34,12 +35,7 @@ def four() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
     """With model and prepared data."""
-    shell = Shell(tmp_path_factory.mktemp("ml"))
-    for name in ("text", "model"):
-        shell.channel(name, trained_inputs[name])
-    assert shell.run("prepare").returncode == 0
-    shell.channel("data", shell.result("prepared"))
-    return shell
+    return lay_out(tmp_path_factory.mktemp("ml"), trained_inputs)
 
 
 def config(**train: Any) -> Any:

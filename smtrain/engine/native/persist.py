@@ -10,7 +10,7 @@ import torch
 from smtrain.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, Kind, StateReader
-from smtrain.checkpoint.native_files import model_file, optimizer_file
+from smtrain.checkpoint.native_files import cut_for, model_file, optimizer_file
 from smtrain.engine.loading import fill_from
 from smtrain.model.lora import described
 
@@ -68,9 +68,8 @@ def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) ->
 def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
     """Fill this rank's part of master weights and moments."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
-    same = reader.manifest.cut is None and reader.manifest.topology == {"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp}
     filled: set[Kind] = set()
-    if same:
+    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.dp)):
 
         def put(kind: Kind, at: int, numbers: Bits) -> None:
             filled.add(kind)
