@@ -81,6 +81,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     built = time.perf_counter() - built_from
     resume.load(engine)
     seconds = time.perf_counter() - began
+    resume.close()
     told = {
         "seconds": seconds, "build": built, "waited": resume.waited, "bytes": resume.hashed, "loading": resume.loading,
         "parameters": engine.parameters, "cpu": time.process_time() - busy,

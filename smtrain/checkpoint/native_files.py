@@ -36,18 +36,22 @@ def cut_for(manifest: Manifest, mesh: tuple[int, int, int]) -> bool:
 
 
 def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """The files that a rank of a (tp, pp, dp) mesh loads, and those that it would have written.
-
-    The latter so that every file is looked at by someone: a bf16 run loads none of the model files.
-    """
+    """The files that a rank of a (tp, pp, dp) mesh loads: a bf16 run goes on from its fp32 master weights alone."""
     if not cut_for(manifest, mesh):
-        return set(manifest.files)
+        return set(manifest.files) - unread(manifest)
     tp, _, dp = mesh
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
     files = {optimizer_file(d, t, p)}
-    if d == 0 or manifest.precision == "fp32":
+    if manifest.precision == "fp32":
         files.add(model_file(t, p))
     return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
+
+
+def unread(manifest: Manifest) -> set[str]:
+    """The files that no run loads which goes on from the checkpoint."""
+    if manifest.precision == "fp32":
+        return set()
+    return {file for file in manifest.files if file.startswith(f"{manifest.root}model/")}
 
 
 def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:

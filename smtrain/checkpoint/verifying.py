@@ -22,10 +22,17 @@ from smtrain.errors import CheckpointError, first_line
 _BLOCK = 4 << 20
 
 
-def sums_of(path: Path, *kinds: str, from_disk: bool = False) -> dict[str, Any]:
+class GivenUpError(Exception):
+    """Nobody waits for a checksum any more."""
+
+
+def sums_of(
+    path: Path, *kinds: str, from_disk: bool = False, given_up: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """The checksums of a file's bytes that a record keeps, read once: `sha256` in hex, `crc32`.
 
-    `from_disk`, of pages that have been flushed and are read anew. Raises OSError as the disk does.
+    `from_disk`, of pages that have been flushed and are read anew. Raises OSError as the disk does, and `GivenUpError`
+    soon after `given_up` says so.
     """
     digest, crc, buffer = hashlib.sha256(), 0, bytearray(_BLOCK)
     view = memoryview(buffer)
@@ -33,6 +40,8 @@ def sums_of(path: Path, *kinds: str, from_disk: bool = False) -> dict[str, Any]:
         if from_disk and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while n := file.readinto(view):
+            if given_up():
+                raise GivenUpError
             if "sha256" in kinds:
                 digest.update(view[:n])
             if "crc32" in kinds:
@@ -48,13 +57,13 @@ def quickest(about: Mapping[str, Any]) -> str | None:
     return next((kind for kind in ("crc32", "sha256") if kind in about), None)
 
 
-def differs(path: Path, about: Mapping[str, Any]) -> str | None:
+def differs(path: Path, about: Mapping[str, Any], given_up: Callable[[], bool] = lambda: False) -> str | None:
     """In what the bytes of a file are not those that its record is `about`, None where they are.
 
-    Raises OSError as the disk does.
+    Raises as `sums_of` does.
     """
     kind = quickest(about) or "sha256"
-    return _difference(kind, sums_of(path, kind)[kind], about[kind])
+    return _difference(kind, sums_of(path, kind, given_up=given_up)[kind], about[kind])
 
 
 def _difference(kind: str, found: Any, written: Any) -> str | None:
@@ -98,9 +107,19 @@ class Verification:
         """
         self._checkpoint, self._files = checkpoint, files
         self._loaded = {name for name in loaded if name in files and quickest(files[name]) == "crc32"}
-        self._lock, self.bytes = threading.Lock(), 0
+        self._lock, self.bytes, self._closed = threading.Lock(), 0, threading.Event()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
         self._running = {name: self._pool.submit(self._differs, name) for name in sorted(files.keys() - self._loaded)}
+
+    @property
+    def done(self) -> bool:
+        """Whether `fault` has nothing to wait for."""
+        return not self._loaded and all(running.done() for running in self._running.values())
+
+    def close(self) -> None:
+        """Hash no more: the process is to end."""
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fault(self, read: Mapping[str, int]) -> str | None:
         """Waits until all is hashed; the first file that differs, and in what, None if none does.
@@ -121,7 +140,7 @@ class Verification:
 
     def _differs(self, name: str) -> str | None:
         try:
-            reason = differs(self._checkpoint / name, self._files[name])
+            reason = differs(self._checkpoint / name, self._files[name], self._closed.is_set)
             size = os.stat(self._checkpoint / name).st_size
         except OSError as error:
             return f"cannot be read ({error.strerror or error})"

@@ -34,6 +34,8 @@ class EngineRecords:
     """The files that a rank of a (tp, pp, dp) mesh loads."""
     read_whole: Callable[[Path, tuple[int, int, int], int], set[str]] = lambda *_: set()
     """Those of them whose crc32 the engine's `load` gives."""
+    unread: Callable[[Path], set[str]] = lambda _: set()
+    """The files that no rank loads."""
 
 
 def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
@@ -82,7 +84,10 @@ def _own_records(native_engine: bool) -> EngineRecords:
     def read_whole(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
         return native_files.read_whole(manifest.Manifest.read(checkpoint), mesh, rank) if native_engine else set()
 
-    return EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by, read_whole)
+    def unread(checkpoint: Path) -> set[str]:
+        return native_files.unread(manifest.Manifest.read(checkpoint))
+
+    return EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by, read_whole, unread)
 
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:

@@ -80,13 +80,14 @@ class Begun(NamedTuple):
 def train(
     config: JobConfig, engine: Engine, loader: Loader, *, line: Lineage, resumed: int | None, samples: int,
     position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
-    distrusted: set[str], destination: Destination | None = None, validator: Validator | None = None,
-    profiler: StepProfiler | None = None,
+    distrusted: set[str], doubtful: Callable[[bool], set[str]] = lambda wait: set(),
+    destination: Destination | None = None, validator: Validator | None = None, profiler: StepProfiler | None = None,
 ) -> int:  # fmt: skip
     """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
 
     `samples` is how many the run has consumed so far; `position` says what a checkpoint keeps beside the weights.
-    `distrusted` names checkpoints that do not count when old ones are pruned. Checkpoints are written while training
+    `distrusted` names checkpoints that do not count when old ones are pruned; `doubtful`, which is collective, those
+    that are not known whole yet, and waits until they are if told to. Checkpoints are written while training
     goes on, and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil
     weights that gave both. Told to stop, it saves first, and that step is done only while the time given lasts. Raises
     `SmtrainError` naming step and samples when the loss is no number or explodes.
@@ -98,9 +99,9 @@ def train(
     step, began, longest, proven = resumed or 0, 0.0, 0.0, True
     arrived = destination.arrived if destination else None
 
-    def prune() -> None:
+    def prune(wait: bool = False) -> None:
         spared = (validator.spared if validator else set()) | (destination.unfinished if destination else set())
-        engine.prune(line, config.checkpoint.keep, arrived, distrusted, spared)
+        engine.prune(line, config.checkpoint.keep, arrived, distrusted | doubtful(wait), spared)
 
     def ended(wait: bool) -> None:
         whole = engine.end_save(wait)
@@ -199,7 +200,7 @@ def train(
         destination.wait(ARRIVAL)
     if validator and validator.best and (arrived is None or arrived(line.root / validator.best["name"])):
         validator.settled()
-    prune()
+    prune(wait=True)
     if validator and validator.best and engine.rank == 0:
         best = validator.best
         print(f"the best checkpoint is {best['name']}, with val_loss {best['loss']:.6f}", flush=True)

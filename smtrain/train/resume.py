@@ -112,16 +112,19 @@ def _worst(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[i
 class Resume:
     """Loads the newest checkpoint whose bytes are those written.
 
-    What the engine reads whole is hashed as it is loaded; the hashing of all else begins at once.
+    What the engine reads whole is hashed as it is loaded; the hashing of all else that it reads begins at once, and
+    that of files which it does not read beside the first steps.
     """
 
     def __init__(self, choice: ResumeChoice, records: EngineRecords, gather: Gather, config: JobConfig) -> None:
         self._choice, self._records, self._gather = choice, records, gather
         self._mesh = (config.parallel.tp, config.parallel.pp, config.dp)
-        self._full = config.checkpoint.verify == "full"
+        self._full, self._steps = config.checkpoint.verify == "full", config.train.steps
         self._begun = self._verify(choice.saved[0]) if choice.saved else None
         self.passed_over: list[str] = []
         """Names of those that are damaged."""
+        self._beside: tuple[Saved, Verification] | None = None
+        self._doubtful: set[str] = set()
         self.hashed, self.loading, self.waited = 0, 0.0, 0.0
         """This rank's bytes, the seconds that it took to load, and those in which only hashes were left."""
 
@@ -146,6 +149,7 @@ class Resume:
                     raise failed
                 self.waited = time.perf_counter() - loaded
                 self._say(saved, verification, loaded - began)
+                self._verify_unread(saved)
                 return saved
             told.append(f"{saved.name}: {fault}")
             self.passed_over.append(saved.name)
@@ -161,6 +165,43 @@ class Resume:
             raise CheckpointError(_NONE.format("; ".join(told)))
         return None
 
+    def doubtful(self, wait: bool) -> set[str]:
+        """The checkpoint that was gone on from, while it is not known whole. Collective.
+
+        It is good to train from; a file of it that no run loads, as the bf16 weights beside the master weights, may
+        be damaged all the same. That is said once, by rank 0.
+        """
+        if self._beside is None:
+            return self._doubtful
+        saved, verification = self._beside
+        if not all(self._gather(wait or verification.done)):
+            return self._doubtful
+        faults = self._gather(verification.fault({}))
+        self._beside = None
+        fault = next((f"{f} (rank {rank})" for rank, f in enumerate(faults) if f is not None), None)
+        if fault is None:
+            self._doubtful = set()
+        elif dist.get_rank() == 0:
+            print(
+                f"checkpoint {saved.name} is damaged: {fault}; training, which does not read that file, goes on, and "
+                "older checkpoints are kept until newer ones are whole. Export and generate from a later one",
+                flush=True,
+            )
+        return self._doubtful
+
+    def close(self) -> None:
+        """Hash no more: the process is to end."""
+        if self._beside is not None:
+            self._beside[1].close()
+
+    def _verify_unread(self, saved: Saved) -> None:
+        files = self._records.files(saved.path)
+        unread = sorted(name for name in self._records.unread(saved.path) if quickest(files[name]))
+        if unread and self._full and saved.step < self._steps:
+            mine = unread[dist.get_rank() :: dist.get_world_size()]
+            self._beside = saved, Verification(saved.path, {name: files[name] for name in mine})
+            self._doubtful = {saved.name}
+
     def _verify(self, saved: Saved) -> Verification | None:
         """Begin to hash this rank's share of what the ranks of its host read. Collective."""
         locals_ = self._gather(int(os.environ.get("LOCAL_RANK", "0")))
@@ -169,7 +210,9 @@ class Resume:
         rank = dist.get_rank()
         here = host_of(locals_, rank)
         files = self._records.files(saved.path)
-        needed = [self._records.read_by(saved.path, self._mesh, peer) for peer in here]
+        # Where nothing is left to train the checkpoint is what the run gives: all of it has to be good.
+        last = self._records.unread(saved.path) if saved.step >= self._steps else set()
+        needed = [self._records.read_by(saved.path, self._mesh, peer) | last for peer in here]
         share = deal(needed, {name: about["size"] for name, about in files.items()})[rank - here.start]
         hashes = {name: files[name] for name in share if quickest(files[name])}
         if rank == 0 and not all(quickest(about) for about in files.values()):

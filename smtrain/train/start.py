@@ -113,10 +113,11 @@ def start(config: JobConfig, container: Container) -> None:
             config, engine, loader, line=line, resumed=good.step if good else None,
             samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
             watch=LossWatch(shape.vocab, state.get("losses", ()), name),
-            distrusted={s.name for s in choice.abandoned} | set(resume.passed_over),
+            distrusted={s.name for s in choice.abandoned} | set(resume.passed_over), doubtful=resume.doubtful,
             destination=destination, validator=validator, profiler=profiler,
         )  # fmt: skip
     finally:
+        resume.close()
         if log:
             log.close()
         if validator:

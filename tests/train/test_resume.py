@@ -202,6 +202,30 @@ def test_a_damaged_one_is_not_counted_when_old_ones_are_pruned(run: Run) -> None
     assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["4", "5", "6"]
 
 
+def test_what_no_bf16_run_reads_is_looked_at_beside_the_first_steps(run: Run) -> None:
+    bf16, keep = {"precision": "bf16", "save_interval": 1}, {"keep": 2}
+    shutil.rmtree(run.checkpoints)
+    run.attempt(bf16 | {"steps": 4}, checkpoint=keep)
+    flip(run.step(4) / MODEL)
+    told = run.attempt(bf16 | {"steps": 6, "save_interval": 9}, checkpoint=keep)
+    assert "from checkpoint step_00000004" in told, "its master weights are good"
+    assert re.search(rf"checkpoint step_00000004 is damaged: {MODEL} has crc32 .*training, which does not read", told)
+    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["3", "4", "6"], "it does not count"
+    told = run.attempt(bf16 | {"steps": 8, "save_interval": 9}, checkpoint=keep)
+    assert "damaged" not in told
+    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["6", "8"]
+
+
+def test_of_a_run_that_is_over_all_files_are_looked_at_first(run: Run) -> None:
+    shutil.rmtree(run.checkpoints)
+    run.attempt({"precision": "bf16"})
+    flip(run.step(6) / MODEL)
+    told = run.attempt({"precision": "bf16"})
+    assert re.search(rf"passing over checkpoint step_00000006, which is damaged: {MODEL}", told)
+    assert "from checkpoint step_00000004" in told, "its export would be refused"
+    assert "nothing is left to train" in run.attempt({"precision": "bf16"})
+
+
 def test_by_hand_an_older_one_and_its_line_from_then_on(run: Run) -> None:
     known = run.losses()
     said = run.attempt({"steps": 3, "save_interval": 1}, checkpoint={"step": 2})
