@@ -1,0 +1,251 @@
+"""How long a training step takes on this machine's CPUs, against what one would write with torch and transformers.
+
+Both sides of a comparison train the same Llama of about 20 million parameters in the same processes, of one thread
+each, in turn step by step; a ratio is the median over the rounds of our seconds over theirs. `over_loop`: one process
+against a plain transformers loop with fused AdamW. `over_ddp`: two data-parallel processes against the same loop in
+torch's DistributedDataParallel. `tp_over_bound` and `pp_over_bound`: two processes against the least it can take over
+gloo, half of what one process takes (pp: and the bubble of its micro-batches) and the step's own messages sent with
+nothing else to do. `cpu_...` is the same in CPU seconds, which a busy machine changes less. What is being done is said
+on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.ports import free_port  # noqa: E402
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6,
+    "num_key_value_heads": 6, "intermediate_size": 1024, "vocab_size": 8192, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
+}  # fmt: skip
+LR = 1e-4
+Step = Callable[[int], object]
+MICRO_BATCHES = 4  # of the pipeline
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sequences", type=int, default=4, help="of a process, in a step")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="some of the comparisons; default: all")
+    parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)  # what a process of ours does
+    options = parser.parse_args()
+    if options.part:
+        answer = PARTS[options.part][1](options)
+        if os.environ["RANK"] == "0":
+            print(json.dumps(answer))
+        return
+    result: dict[str, float] = {}
+    began = time.monotonic()
+    for name in options.only or PARTS:
+        print(f"{time.monotonic() - began:6.0f} s  {name}", file=sys.stderr, flush=True)
+        result |= started(name, PARTS[name][0])
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:22} {value}")
+
+
+def started(name: str, processes: int) -> dict[str, float]:
+    """What rank 0 of so many processes that do a part prints."""
+    # One thread each: two processes must not get more cores than one.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(free_port())}  # fmt: skip
+    command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
+    ranks = []
+    for rank in map(str, range(processes)):
+        own = {**environment, "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own))
+    out = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        sys.exit(f"step: part {name} failed")
+    found: dict[str, float] = json.loads(out[0].splitlines()[-1])
+    return found
+
+
+# What the processes do
+
+
+def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, Any]:
+    """Token ids and labels of one rank."""
+    import torch
+
+    generator = torch.Generator().manual_seed(rank)
+    ids = torch.randint(0, CONFIG["vocab_size"], (sequences, options.length + 1), generator=generator)  # type: ignore[call-overload]
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def ours(options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut: int = 1) -> tuple[Any, Step]:
+    """The native engine and its step; tp and pp get the batch of two processes, as dp does."""
+    from smtrain.engine.base import OptimizerOptions, ParallelOptions
+    from smtrain.engine.native import NativeEngine
+
+    sequences = options.sequences * tp * pp
+    mesh = ParallelOptions(tp=tp, pp=pp, dp=dp, micro_batch_size=sequences // cut, precision=options.precision)
+    engine = NativeEngine(dict(CONFIG), mesh, OptimizerOptions(), None, 0)
+    ids, labels = batch(options, engine.dp_rank, sequences)
+    return engine, lambda _: engine.step(ids, labels, LR)
+
+
+def plain(options: argparse.Namespace, sequences: int, parallel: bool = False) -> Step:
+    """The loop that one writes: autocast in bf16, the gradient's norm clipped, AdamW fused."""
+    import torch
+    import torch.distributed as dist
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = dict(CONFIG)
+    torch.manual_seed(0)
+    built = AutoConfig.for_model(described.pop("model_type"), **described)
+    model: Any = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
+    if parallel:
+        model = DistributedDataParallel(model)
+    adamw = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    ids, labels = batch(options, dist.get_rank(), sequences)
+    narrow = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else nullcontext()
+
+    def step(_: int) -> None:
+        with narrow:
+            logits = model(input_ids=ids, use_cache=False).logits
+        torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adamw.step()
+        adamw.zero_grad()
+
+    return step
+
+
+def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
+    """Seconds of a step, and CPU seconds of it over all ranks, by round, of each of `steps`, in turn."""
+    import torch
+    import torch.distributed as dist
+
+    told: list[list[tuple[float, float]]] = [[] for _ in steps]
+    for round_ in range(rounds + 2):
+        for number, step in sorted(enumerate(steps), reverse=bool(round_ % 2)):
+            dist.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            step(round_)
+            dist.barrier()
+            both = torch.tensor([time.perf_counter() - wall, time.process_time() - cpu], dtype=torch.float64)
+            dist.all_reduce(both)
+            if round_ > 1:  # what comes first allocates
+                told[number].append((float(both[0]) / dist.get_world_size(), float(both[1])))
+    return told
+
+
+def ratios(name: str, mine: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> dict[str, float]:
+    """Of wall and of CPU seconds."""
+    wall, cpu = (statistics.median(a[i] / b[i] for a, b in zip(mine, theirs, strict=True)) for i in (0, 1))
+    return {
+        name: round(wall, 3),
+        f"cpu_{name}": round(cpu, 3),
+        f"{name}_ours_s": round(statistics.median(w for w, _ in mine), 4),
+    }
+
+
+def loop(options: argparse.Namespace) -> dict[str, float]:
+    """One process."""
+    from smtrain.engine.native import init_distributed
+
+    init_distributed("cpu")
+    engine, step = ours(options)
+    mine, theirs = timed(options.rounds, step, plain(options, options.sequences))
+    return {"millions": round(engine.parameters / 1e6, 1), **ratios("over_loop", mine, theirs)}
+
+
+def ddp(options: argparse.Namespace) -> dict[str, float]:
+    """Two data-parallel processes."""
+    from smtrain.engine.native import init_distributed
+
+    init_distributed("cpu")
+    _, step = ours(options, dp=2)
+    mine, theirs = timed(options.rounds, step, plain(options, options.sequences, parallel=True))
+    return ratios("over_ddp", mine, theirs)
+
+
+def tensor(options: argparse.Namespace) -> dict[str, float]:
+    """Two processes that share every layer."""
+    return bounded(options, "tp_over_bound", 1.0, tp=2)
+
+
+def pipeline(options: argparse.Namespace) -> dict[str, float]:
+    """Two stages."""
+    return bounded(options, "pp_over_bound", (MICRO_BATCHES + 1) / MICRO_BATCHES, pp=2, cut=MICRO_BATCHES)
+
+
+def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: int) -> dict[str, float]:
+    """Two processes against the bound; the part of one process is done by both at once, as in the step."""
+    import torch.distributed as dist
+
+    from smtrain.engine.native import init_distributed
+
+    init_distributed("cpu")
+    _, step = ours(options, **cut)
+    with recorded() as sent:
+        step(0)
+    # Of one process, the whole batch's half is as much work as each of the two has.
+    half = plain(options, options.sequences)
+
+    def messages(_: int) -> None:
+        for again in sent:
+            again()
+
+    mine, alone, gloo = timed(options.rounds, step, half, messages)
+    bound = [(a[0] * bubble + g[0], a[1] + g[1]) for a, g in zip(alone, gloo, strict=True)]
+    assert dist.get_world_size() == 2
+    return ratios(name, mine, bound)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Callable[[], object]]]:
+    """What is sent between processes meanwhile, each to be sent again with other numbers of the same size."""
+    import torch
+    import torch.distributed as dist
+
+    sent: list[Callable[[], object]] = []
+    kept: tuple[Any, Any] = dist.all_reduce, dist.batch_isend_irecv
+
+    def all_reduce(x: Any, *args: Any, **rest: Any) -> Any:
+        like = torch.zeros_like(x)
+        sent.append(lambda: kept[0](like, *args, **rest))
+        return kept[0](x, *args, **rest)
+
+    def messages(ops: Any) -> Any:
+        like = [dist.P2POp(op.op, torch.zeros_like(op.tensor), op.peer, op.group) for op in ops]
+        sent.append(lambda: [work.wait() for work in kept[1](like)])
+        return kept[1](ops)
+
+    vars(dist).update(all_reduce=all_reduce, batch_isend_irecv=messages)
+    try:
+        yield sent
+    finally:
+        vars(dist).update(all_reduce=kept[0], batch_isend_irecv=kept[1])
+
+
+PARTS = {"loop": (1, loop), "ddp": (2, ddp), "tp": (2, tensor), "pp": (2, pipeline)}
+
+
+if __name__ == "__main__":
+    main()
