@@ -32,6 +32,31 @@ class _Item:
         return self.path.with_name(f".{self.path.name}.part")
 
 
+class _Fetching:
+    """Copies objects, some of which may be deleted meanwhile."""
+
+    def __init__(self, target: JobPlace) -> None:
+        self._target = target
+        self._left: dict[str, set[str]] = {}
+        """Prefix -> the keys that were there when it was listed last."""
+
+    def __call__(self, item: _Item) -> bool:
+        """Copy it beside its file; False where it has been deleted since it was listed."""
+        try:
+            self._target.fetch(item.bucket, item.key, item.part)
+        except Exception:
+            if not self._is_gone(item):
+                raise
+            item.part.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _is_gone(self, item: _Item) -> bool:
+        if item.uri not in self._left or item.key in self._left[item.uri]:  # not yet gone then: look again
+            self._left[item.uri] = {found["Key"] for found in self._target.listing(item.uri)}
+        return item.key not in self._left[item.uri]
+
+
 def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
     """Copy the objects under each prefix into its folder, each whole or not at all; returns how many there are.
 
@@ -40,6 +65,7 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
     this call brought. Raises `JobError` where there are no objects, where a key would leave its folder, and, unless
     `overwrite`, before anything is written where other files have the same names.
     """
+    fetch = _Fetching(target)
     items = [item for uri, folder in places for item in _items(target, uri, folder)]
     _refuse_what_is_in_the_way(items)
     there = [item for item in items if item.path.exists()]
@@ -49,7 +75,7 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
         _refuse_others([item for item in other if item.path.stat().st_size != item.size])
         different = []
         for item in other:  # of the same size: S3 tells no hash of what was sent in parts
-            if not _fetch(target, item):
+            if not fetch(item):
                 continue
             if filecmp.cmp(item.part, item.path, shallow=False):
                 same.add(item)
@@ -61,7 +87,7 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
     complete = True
     for item in new:
         item.path.parent.mkdir(parents=True, exist_ok=True)
-        if _fetch(target, item):
+        if fetch(item):
             item.part.replace(item.path)
         else:
             complete = False
@@ -132,15 +158,3 @@ def _is_same(item: _Item) -> bool:
         while block := content.read(1 << 20):
             found.update(block)
     return found.hexdigest() == item.etag
-
-
-def _fetch(target: JobPlace, item: _Item) -> bool:
-    """Copy it beside its file; False where it has been deleted since it was listed."""
-    try:
-        target.fetch(item.bucket, item.key, item.part)
-    except Exception:
-        if any(found["Key"] == item.key for found in target.listing(item.uri)):
-            raise
-        item.part.unlink(missing_ok=True)
-        return False
-    return True

@@ -100,6 +100,16 @@ def is_done(plan: ConversionPlan, work: str, present: dict[str, int], told: byte
     raise others(target, old)
 
 
+def written_by(told: bytes | None) -> list[str]:
+    """The files that an earlier conversion wrote, by its manifest; none where another tool wrote that."""
+    try:
+        found = json.loads(told or b"{}")
+        files = [file for file in found["files"] if isinstance(file, str)] if found["format"] == FORMAT else []
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [file for file in files if not file.startswith("/") and ".." not in file.split("/")]
+
+
 def others(target: object, old: list[str]) -> CheckpointError:
     """The error for files that a conversion would replace."""
     more = f" and {len(old) - 3} more" if len(old) > 3 else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from smtrain.checkpoint.adapter import native_adapter, open_adapter
+from smtrain.checkpoint.conversion_plan import MANIFEST
 from smtrain.checkpoint.dtypes import BF16, FP16, FP32
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
 from smtrain.checkpoint.megatron_names import Spelling
@@ -20,12 +21,11 @@ from smtrain.checkpoint.nnm_names import Release
 from smtrain.checkpoint.nnm_writer import write_nnm
 from smtrain.checkpoint.nxd_names import Qkv
 from smtrain.checkpoint.nxd_writer import write_nxd
-from smtrain.checkpoint.open import open_weights
+from smtrain.checkpoint.open import open_weights, step_names
 from smtrain.checkpoint.peft import write_peft
 from smtrain.checkpoint.reordered import Reordered
 from smtrain.checkpoint.sources import Cast
-from smtrain.checkpoint.staging import refuse_overlap
-from smtrain.checkpoint.storage import is_uri, place
+from smtrain.checkpoint.storage import is_uri, place, refuse_overlap
 from smtrain.checkpoint.torch_dist_writer import write_torch_dist
 from smtrain.edge import public
 from smtrain.errors import CheckpointError, ConfigError
@@ -175,6 +175,7 @@ def convert(
         raise ConfigError(faults)
     for read in (source, *(() if merge_adapter is None else (merge_adapter,))):
         refuse_overlap(read, target)
+    _refuse_another_kind(target, to)
     if to == "peft":
         adapter = native_adapter(place(source)) if is_uri(source) or Path(source).is_dir() else None
         if adapter is None:
@@ -225,6 +226,21 @@ def convert(
             overwrite=overwrite,
         )
     return None if merged is None else merged.changed()
+
+
+def _refuse_another_kind(target: Path | str, to: str) -> None:
+    """Checkpoints of a run beside a converted model: nobody could say which of the two is meant."""
+    if is_uri(target) or not Path(target).is_dir():
+        return
+    where = place(target)
+    if to != "native" and (steps := step_names(where)):
+        raise CheckpointError(
+            f"{target} holds checkpoints of a run ({steps[-1]}), which no conversion replaces; name another folder."
+        )
+    if to == "native" and (is_hf_folder(where) or MANIFEST in where.files()):
+        raise CheckpointError(
+            f"{target} holds a model of another kind, beside which no checkpoint is written; name another folder."
+        )
 
 
 def _without_effect(to: str, form: Form | None, given: dict[str, Any]) -> Iterator[str]:

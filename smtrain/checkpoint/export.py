@@ -11,8 +11,7 @@ from smtrain.checkpoint.model_card import write_card
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.open import best_checkpoint, open_weights
 from smtrain.checkpoint.peft import write_peft
-from smtrain.checkpoint.staging import refuse_overlap
-from smtrain.checkpoint.storage import place
+from smtrain.checkpoint.storage import place, refuse_overlap
 from smtrain.model.families import ModelShape
 
 

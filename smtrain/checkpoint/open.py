@@ -39,7 +39,7 @@ def open_weights(
     where = place(path)
     if format_of(where) == native_manifest.FORMAT:
         return _whole_model(NativeSource(where))
-    steps = _steps(where)
+    steps = step_names(where)
     if (newest := newest_checkpoint(where)) is not None:
         if native_manifest.fault_at(newest) is None:
             return _whole_model(NativeSource(newest))
@@ -75,7 +75,7 @@ def _folders(where: Place) -> set[str]:
 
 def newest_checkpoint(where: Place) -> Place | None:
     """The newest whole checkpoint of a run, of either engine; None where there is none."""
-    for name in reversed(_steps(where)):
+    for name in reversed(step_names(where)):
         if native_manifest.fault_at(where.below(name)) is None or ("/" in name and _is_done(where.below(name))):
             return where.below(name)
     return None
@@ -98,7 +98,8 @@ def best_checkpoint(where: Place) -> Place:
     return where.below(best)
 
 
-def _steps(where: Place) -> list[str]:
+def step_names(where: Place) -> list[str]:
+    """The folders of a run's checkpoints, whole or not, of its newest line; the oldest first."""
     lines = Lines(where.files(), lambda name: read_text(where, name))
     return [name for _, name in lines.steps(lines.parts(lines.newest))]
 

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from smtrain.checkpoint.conversion_plan import written_by
 from smtrain.checkpoint.manifest import sync_folder
-from smtrain.checkpoint.storage import is_uri
 from smtrain.disk import disk_sentence
 from smtrain.errors import CheckpointError, first_line
 
@@ -46,6 +46,8 @@ class Staging:
         self._journal = self._open()
         self._lock = threading.Lock()
         self._files: dict[str, int] | None = None
+        self._older: list[str] = []
+        """What an earlier conversion wrote into the target."""
         try:
             self.done = self._resume()
         except BaseException:
@@ -77,8 +79,8 @@ class Staging:
     def publish(self, replaces: Sequence[str] = ()) -> None:
         """Make the target appear: by one rename where it is new, else file by file, the marker last.
 
-        Of what was there, the marker goes first and then files that match the patterns `replaces`, so that readers who
-        ask for the marker never meet a mixture.
+        Of what was there, the marker goes first and then files that it lists or that match the patterns `replaces`, so
+        that readers who ask for the marker never meet a mixture.
         """
         if not self._exists:
             for path in [self.folder, *self.folder.rglob("*")]:
@@ -91,6 +93,8 @@ class Staging:
             return
         if self._files is None:
             self._see_to_room(files := self._written())
+            told = self.target / self._marker
+            self._older = sorted({*self._older, *(written_by(told.read_bytes()) if told.is_file() else ())})
             self._tell_moving(files)
             self._files = files
         self._move(self._files, replaces)
@@ -118,6 +122,7 @@ class Staging:
         """Job -> what it gave, of a killed run of the same work; of any other, nothing stays."""
         moving = _read_moving(self.folder)
         if moving is not None:
+            self._older = moving["older"]
             if moving["header"].split(" ")[0] != self._work and not (self.target / self._marker).exists():
                 raise CheckpointError(
                     f"{self.target} is left over from another conversion that was interrupted; run that again, or "
@@ -171,7 +176,7 @@ class Staging:
         """From now on, all of `files` are in the target or here; none: the target lacks some, and they are not here."""
         beside = self.folder / f"{_MOVING}.new"
         with open(beside, "w") as file:
-            json.dump({"header": self._header, "files": files}, file)
+            json.dump({"header": self._header, "files": files, "older": self._older}, file)
             if self._durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -204,12 +209,14 @@ class Staging:
         if (self.folder / self._marker).exists():  # else the target's is the new one
             (self.target / self._marker).unlink(missing_ok=True)
             self._sync(self.target)
-        for path in {path for pattern in replaces for path in self.target.glob(pattern)}:
+        older = {path for file in self._older if (path := self.target / file).is_file()}
+        for path in older | {path for pattern in replaces for path in self.target.glob(pattern)}:
             for old in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
                 if old.relative_to(self.target).as_posix() not in files:
                     old.unlink()
-            if path.is_dir() and not any(p.is_file() for p in path.rglob("*")):
-                shutil.rmtree(path)
+            for folder in [path, *(parent for parent in path.parents if self.target in parent.parents)]:
+                if folder.is_dir() and not any(p.is_file() for p in folder.rglob("*")):
+                    shutil.rmtree(folder)
         for file in files:
             if file != self._marker and (self.folder / file).exists():
                 (self.target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -265,23 +272,15 @@ def refuse_unfinished(folder: Path, marker: str) -> None:
         raise CheckpointError(f"{folder} is left over from a conversion that was interrupted; run that again.")
 
 
-def refuse_overlap(source: Path | str, target: Path | str) -> None:
-    """Raises CheckpointError where one folder is, or lies in, the other: writing would change what is read."""
-    if is_uri(source) != is_uri(target):
-        return
-    a, b = (Path(str(p).split("://", 1)[1]) if is_uri(p) else Path(p).resolve() for p in (source, target))
-    if a == b or a in b.parents or b in a.parents:
-        raise CheckpointError(f"{target} and the source {source} overlap; write to a folder outside of it.")
-
-
 def _read_moving(folder: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((folder / _MOVING).read_text())
-        return {"header": str(found["header"]), "files": dict(found["files"])}
+        older = list(found.get("older", []))  # earlier releases did not write it
+        return {"header": str(found["header"]), "files": dict(found["files"]), "older": older}
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):  # a power cut: whose it was is not known
-        return {"header": "", "files": {}}
+        return {"header": "", "files": {}, "older": []}
 
 
 def _boot() -> str:

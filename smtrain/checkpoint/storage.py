@@ -200,3 +200,12 @@ def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:
         return bytes(where.read(file, 0, size)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}/{file} is not text ({first_line(error)}); fetch it again.") from None
+
+
+def refuse_overlap(source: Path | str, target: Path | str) -> None:
+    """Raises CheckpointError where one folder is, or lies in, the other: writing would change what is read."""
+    if is_uri(source) != is_uri(target):
+        return
+    a, b = (Path(str(p).split("://", 1)[1]) if is_uri(p) else Path(p).resolve() for p in (source, target))
+    if a == b or a in b.parents or b in a.parents:
+        raise CheckpointError(f"{target} and the source {source} overlap; write to a folder outside of it.")

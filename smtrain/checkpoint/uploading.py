@@ -20,6 +20,7 @@ from smtrain.checkpoint.conversion_plan import (
     manifest,
     matches,
     on_threads,
+    written_by,
 )
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL
@@ -79,16 +80,21 @@ class _Journal:
         """Files of an older output may be among them."""
         self.files: list[str] = []
         """All that it is to write, there or not."""
+        self.older: list[str] = []
+        """What an earlier conversion wrote, whose manifest is gone now."""
         self.left: list[str] = []
         """What is there of another conversion, which was killed."""
         self._unsaid = 0
         self._lock = threading.Lock()
+        if MANIFEST in present:
+            self.older = [file for file in written_by(fs.cat_file(f"{prefix}/{MANIFEST}")) if file in present]
         if JOURNAL not in present or MANIFEST in present:
             return
         try:
             found = json.loads(fs.cat_file(f"{prefix}/{JOURNAL}"))
             of, self.mixed, self.files = found["work"], found["mixed"], list(found["files"])
             done = dict(found["done"])
+            self.older = [file for file in found.get("older", []) if file in present]
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{target}/{JOURNAL} cannot be read ({error!r}); delete {target}.") from None
         if of == work:
@@ -123,7 +129,7 @@ class _Journal:
                 self._write()
 
     def _write(self) -> None:
-        told = {"work": self._work, "mixed": self.mixed, "files": self.files, "done": self.done}
+        told = {"work": self._work, "mixed": self.mixed, "files": self.files, "older": self.older, "done": self.done}
         self.fs.pipe_file(f"{self.prefix}/{JOURNAL}", json.dumps(told).encode())
         self._unsaid = 0
 
@@ -175,7 +181,8 @@ class _Writer:
         """Begun, and not there."""
         self._files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
         old = present.keys() - set(journal.files)
-        self._stale = [file for file in old if file not in self._files and matches(file, plan.replaces)]
+        stale = {*journal.older, *(file for file in old if matches(file, plan.replaces))}
+        self._stale = sorted(stale - self._files)
         self._mixed = bool(self._stale or self._files & old) or journal.mixed
         # xser has too many files to keep them all back
         xser = any(".tensors/" in container.file for container in plan.containers)

@@ -47,7 +47,7 @@ def release(
 
     where = Target(target.value)
     if (job is None) != everything:
-        raise JobError("smtrain pool release: name the job that left the pool, or give --all")
+        raise JobError("pool release: name the job that left the pool, or give --all")
     for name in [pool.job for pool in pools.available(where)] if job is None else [job]:
         pools.release(where, name)
         say(f"{name}: its warm pool is released")

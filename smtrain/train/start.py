@@ -14,6 +14,7 @@ from smtrain import __version__
 from smtrain.checkpoint.open import open_weights
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
+from smtrain.config.units import counted
 from smtrain.contract.container import Container
 from smtrain.contract.log_lines import SOFTWARE
 from smtrain.data import firstread
@@ -183,9 +184,9 @@ def _validator(
 
 def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:
     origin = f"checkpoint {resumed_from}" if resumed_from else config.model.init
-    adapted = f" of which {engine.trained / 1e6:.3g} M in LoRA adapters are trained," if config.train.adapter else ""
+    adapted = f" of which {counted(engine.trained)} in LoRA adapters are trained," if config.train.adapter else ""
     print(
-        f"{engine.parameters / 1e6:.1f} M parameters,{adapted} "
+        f"{counted(engine.parameters)} parameters,{adapted} "
         f"tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp}, "
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
         f"{config.train.precision}, from {origin}",

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from smtrain.checkpoint import staging
-from smtrain.checkpoint.staging import refuse_overlap, refuse_unfinished, staged
+from smtrain.checkpoint.staging import refuse_unfinished, staged
+from smtrain.checkpoint.storage import refuse_overlap
 from smtrain.errors import CheckpointError
 
 
