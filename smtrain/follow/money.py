@@ -32,13 +32,18 @@ class Spent:
     """Share that spot saved, once the job has ended."""
 
     def __str__(self) -> str:
+        return self.forms()[0]
+
+    def forms(self) -> tuple[str, ...]:
+        """The sentence; then shorter ones for where there is less room: without the price, and the sum alone."""
         time = f"{spell(self.billable_s)} x {self.machines}"
         if self.dollars is None:
-            return f"no price is known for {self.machines}; {time} {'billed' if self.final else 'so far'}"
+            short = f"no price is known for {self.machines}"
+            return f"{short}; {time} {'billed' if self.final else 'so far'}", short
         text = f"${self.dollars:,.2f}" if self.billed else f"nothing, ${self.dollars:,.2f} on AWS"
-        text += f" {'' if self.final else 'so far '}({time}"
-        text += f", spot saved {self.saved:.0%}" if self.saved is not None else ""
-        return f"{text}; {'; '.join(map(str, self.prices))})"
+        text += "" if self.final else " so far"
+        how = f"{time}, spot saved {self.saved:.0%}" if self.saved is not None else time
+        return f"{text} ({how}; {'; '.join(map(str, self.prices))})", f"{text} ({how})", text
 
 
 def cost_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -17,6 +18,8 @@ from smtrain.follow.progress import Progress
 from smtrain.follow.sparkline import sparkline
 from smtrain.text import clean
 
+_FRAME = 4
+"""Rows of a terminal that are not for the job's own lines: the border's two, the rule above them, the cursor's."""
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
 
 
@@ -37,8 +40,16 @@ class LivePanel:
         p = self.progress
         colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
         room = max(20, options.max_width - 4)
+        there = console.size.height - _FRAME if console.is_terminal else sys.maxsize
+        rows = list(self._rows(now, room))
+        if (left := there - _height(console, options.update(width=room), rows)) < 0:
+            rows = list(self._rows(now, room, history=False))
+        if left > 0 and p.lines:
+            rows.append(Text("─" * room, "dim"))
+            for line in list(p.lines)[-self.lines :][-left:]:
+                rows.append(Text(written(line, p.hosts), overflow="ellipsis", no_wrap=True))
         yield Panel(
-            Group(*self._rows(now, room)),
+            Group(*rows),
             title=Text.assemble((clean(p.name), "bold"), f" on {p.target}"),
             title_align="left",
             subtitle=None if p.ended else "Ctrl-C leaves it running",
@@ -46,14 +57,15 @@ class LivePanel:
             border_style=colour,
         )
 
-    def _rows(self, now: datetime.datetime, room: int) -> Iterator[RenderableType]:
+    def _rows(self, now: datetime.datetime, room: int, history: bool = True) -> Iterator[RenderableType]:
         p = self.progress
         colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
         cost = p.cost(now)
         head = [Text(p.status, f"bold {colour}"), Text(spell(p.elapsed_s(now)))]
         yield from flowed([*head, *([Text(cost.machines, "dim")] if cost else [])], room)
-        changes = [Text(f"{status} {spell(s)}", "dim") for status, s in p.transitions(now)]
-        yield from flowed(changes, room, between=" > ")
+        if history:
+            changes = [Text(f"{status} {spell(s)}", "dim") for status, s in p.transitions(now)]
+            yield from flowed(changes, room, between=" > ")
         if numbers := p.numbers():
             if "of" in p.last:
                 bar = Table.grid()  # a bar alone does not end its line
@@ -65,14 +77,14 @@ class LivePanel:
                 first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
                 yield Text(first + sparkline(finite, room - len(first) - len(last)) + last, "blue")
         if cost:
-            yield Text(f"cost {cost}", "dim", overflow="ellipsis", no_wrap=True)
+            forms = [f"cost {form}" for form in cost.forms()]
+            yield Text(next((form for form in forms if len(form) <= room), forms[-1]), "dim")
         if p.trouble:
             yield Text(clean(p.trouble), "yellow")
-        if p.lines:
-            yield Text("─" * room, "dim")
-            shown = list(p.lines)[-self.lines :]
-            for line in shown:
-                yield Text(written(line, p.hosts), overflow="ellipsis", no_wrap=True)
+
+
+def _height(console: Console, options: ConsoleOptions, rows: Sequence[RenderableType]) -> int:
+    return len(console.render_lines(Group(*rows), options, pad=False))
 
 
 def flowed(items: Sequence[Text], room: int, between: str = "  ") -> Iterator[Text]:

@@ -38,14 +38,16 @@ def training(region: str = "us-east-1", name: str = "aws", **more: Any) -> Progr
     return progress
 
 
-def drawn(progress: Progress, now: datetime.datetime, monkeypatch: pytest.MonkeyPatch, width: int = 100) -> str:
+def drawn(
+    progress: Progress, now: datetime.datetime, monkeypatch: pytest.MonkeyPatch, width: int = 100, height: int = 40
+) -> str:
     class Frozen(datetime.datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
             return now
 
     monkeypatch.setattr(vars(panel)["datetime"], "datetime", Frozen)
-    console = Console(width=width, height=40, force_terminal=False, color_system=None)
+    console = Console(width=width, height=height, force_terminal=height < 40, color_system=None)
     with console.capture() as captured:
         console.print(LivePanel(progress, lines=3))
     return captured.get()
@@ -61,7 +63,8 @@ def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in text
     assert "loss 3.980 █" in text
     dollars = 3 / 60 * 4 * 24.73  # three minutes since TrainingStartTime, facts/prices.toml
-    assert f"cost ${dollars:,.2f} so far (3 min 00 s x 4 x ml.trn1.32xlarge; 24.73 $/h" in text
+    assert f"cost ${dollars:,.2f} so far (3 min 00 s x 4 x ml.trn1.32xlarge)" in text
+    assert "x ml.trn1.32xlarge; 24.73 $/h" in drawn(training(), now, monkeypatch, width=200)
     assert text.count("algo-1 | step=") == 3
     assert "Ctrl-C leaves it running" in text
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -70,6 +73,27 @@ def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ("step 40 of 100", "loss 3.2000", "grad norm 0.512", "tokens/s 81,234", "MFU 43.2%", "ETA 3 min 00 s"):
         assert words in narrow
     assert all(len(line) <= 40 for line in narrow.splitlines())
+
+
+@pytest.mark.parametrize("width", [24, 30, 40, 60, 80, 100, 120, 400])
+def test_the_cost_is_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = drawn(training(), BEGAN + 5 * MINUTE, monkeypatch, width=width)
+    told = " ".join(" ".join(line.strip("│ ") for line in text.splitlines()).split())
+    cost = told[told.index("cost ") :].split("───")[0].split("╰")[0]
+    assert "…" not in cost
+    whole = f"cost {training().cost(BEGAN + 5 * MINUTE)}"
+    assert cost.strip() in (whole, *(whole.split(mark)[0] + end for mark, end in (("; ", ")"), (" (", ""), (";", ""))))
+    assert f"${3 / 60 * 4 * 24.73:,.2f} so far" in cost
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("height", [12, 18, 24])
+def test_a_low_terminal_shows_fewer_lines_of_the_log(width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = drawn(training(), BEGAN + 5 * MINUTE, monkeypatch, width=width, height=height)
+    assert len(text.splitlines()) < height
+    assert "so far" in text
+    assert "ETA" in text
+    assert "Ctrl-C leaves it running" in text
 
 
 def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
