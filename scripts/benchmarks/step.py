@@ -36,7 +36,8 @@ CONFIG = {
     "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
 }  # fmt: skip
 LR = 1e-4
-Step = Callable[[int], object]
+Step = Callable[[], object]
+TURN = 2  # steps of one side, one after another: a step may hide behind the next one what the others do not need yet
 MICRO_BATCHES = 4  # of the pipeline
 
 
@@ -98,7 +99,7 @@ def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, 
 
 
 def ours(options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut: int = 1) -> tuple[Any, Step]:
-    """The native engine and its step; tp and pp get the batch of two processes, as dp does."""
+    """The native engine and a turn of its; tp and pp get the batch of two processes, as dp does."""
     from smtrain.engine.base import OptimizerOptions, ParallelOptions
     from smtrain.engine.native import NativeEngine
 
@@ -106,7 +107,13 @@ def ours(options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut
     mesh = ParallelOptions(tp=tp, pp=pp, dp=dp, micro_batch_size=sequences // cut, precision=options.precision)
     engine = NativeEngine(dict(CONFIG), mesh, OptimizerOptions(), None, 0)
     ids, labels = batch(options, engine.dp_rank, sequences)
-    return engine, lambda _: engine.step(ids, labels, LR)
+
+    def turn() -> None:
+        for _ in range(TURN):
+            engine.step(ids, labels, LR)
+        engine.optimizer.shares.settle()
+
+    return engine, turn
 
 
 def plain(options: argparse.Namespace, sequences: int, parallel: bool = False) -> Step:
@@ -125,15 +132,17 @@ def plain(options: argparse.Namespace, sequences: int, parallel: bool = False) -
     ids, labels = batch(options, dist.get_rank(), sequences)
     narrow = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else nullcontext()
 
-    def step(_: int) -> None:
-        with narrow:
-            logits = model(input_ids=ids, use_cache=False).logits
-        torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adamw.step()
-        adamw.zero_grad()
+    def turn() -> None:
+        for _ in range(TURN):
+            with narrow:
+                logits = model(input_ids=ids, use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            adamw.step()
+            adamw.zero_grad()
 
-    return step
+    return turn
 
 
 def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
@@ -146,9 +155,10 @@ def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
         for number, step in sorted(enumerate(steps), reverse=bool(round_ % 2)):
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
-            step(round_)
+            step()
             dist.barrier()
-            both = torch.tensor([time.perf_counter() - wall, time.process_time() - cpu], dtype=torch.float64)
+            seconds = time.perf_counter() - wall, time.process_time() - cpu
+            both = torch.tensor(seconds, dtype=torch.float64) / TURN
             dist.all_reduce(both)
             if round_ > 1:  # what comes first allocates
                 told[number].append((float(both[0]) / dist.get_world_size(), float(both[1])))
@@ -204,11 +214,11 @@ def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: int) -
     init_distributed("cpu")
     _, step = ours(options, **cut)
     with recorded() as sent:
-        step(0)
+        step()
     # Of one process, the whole batch's half is as much work as each of the two has.
     half = plain(options, options.sequences)
 
-    def messages(_: int) -> None:
+    def messages() -> None:
         for again in sent:
             again()
 

@@ -26,7 +26,7 @@ class CoreMemory:
 
     weights: float
     gradients: float
-    """fp32 sums over the micro-batches, and the data-parallel rank's part of the reduced ones."""
+    """fp32 sums over the micro-batches, and, of engine nxd, the data-parallel rank's part of the reduced ones."""
     optimizer: float
     """Adam's moments and, in bf16, the fp32 masters; divided over the data-parallel ranks."""
     activations: float
@@ -61,12 +61,13 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
     trained = 4 if work.lora else width  # adapters are fp32, and their own masters
     moments = _moments(work, mesh, stage, numbers)
     kept, logits, passing = max(moments, key=sum)
-    step = _step_buffers(machine, mesh, trained, shard)
+    apart = mesh.dp > 1 and work.gathers_again  # engine nxd's; the native engine sums and shares where things lie
+    step = _step_buffers(machine, trained if apart else 0, shard)
     if step > kept + logits + passing:
         kept, logits, passing = 0.0, 0.0, step
     return CoreMemory(
         weights=padded * trained + (-(-held // mesh.dp) * mesh.dp * width if work.lora else 0.0),
-        gradients=4.0 * padded + (4.0 * shard if mesh.dp > 1 else 0),
+        gradients=4.0 * padded + (4.0 * shard if apart else 0),
         optimizer=(8.0 + (4.0 if trained == 2 else 0)) * shard,
         activations=kept,
         logits=logits,
@@ -190,10 +191,9 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     return moments
 
 
-def _step_buffers(machine: Machine, mesh: Mesh, width: int, shard: int) -> float:
+def _step_buffers(machine: Machine, width: int, shard: int) -> float:
     """Of the optimizer's step: a copy of the rank's new weights to share, or Adam's terms where it is not fused."""
-    share = width * shard if mesh.dp > 1 else 0.0
-    return max(share, 8.0 * shard if machine.accelerated else 0.0)
+    return max(width * shard, 8.0 * shard if machine.accelerated else 0.0)
 
 
 def _standing(work: Work, mesh: Mesh) -> float:

@@ -6,6 +6,7 @@ parameters  the flat buffer that the optimizer updates, linears whose columns ar
 lora       the adapters of a stage
 pipeline   1F1B over the stages
 transfer   batches to the device, numbers back, without a wait
+exchange   what data-parallel ranks send each other in a step
 zero1      AdamW whose state is split over the data-parallel ranks
 engine     the three together: step, evaluate, logits
 persist    save and load

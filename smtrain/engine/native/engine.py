@@ -87,7 +87,8 @@ class NativeEngine:
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments)
             tokens = self._tokens(micro_batches)
-            total = self.pipeline.train(micro_batches, tokens.to(self._wide).reciprocal().float())
+            scale = tokens.to(self._wide).reciprocal().float()
+            total = self.pipeline.train(micro_batches, scale, self.optimizer.sums.last_backward)
         with part("optimizer"):
             norm = self.optimizer.step(lr)
         with part("data parallel"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,9 +36,11 @@ class Pipeline:
         self._before = ranks[p - 1] if p > 0 else None
         self._after = ranks[p + 1] if p + 1 < mesh.pp else None
 
-    def train(self, batches: Sequence[MicroBatch], scale: torch.Tensor) -> torch.Tensor:
+    def train(
+        self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None
+    ) -> torch.Tensor:
         """Forward and backward of every micro-batch, losses times the number `scale`; gives the unscaled sum, 0 but on
-        the last stage.
+        the last stage. `before_last` is called before the last backward pass.
 
         A stage holds the activations of at most (stages - its rank) micro-batches.
         """
@@ -46,6 +48,7 @@ class Pipeline:
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
         held: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         losses = torch.zeros((), device=self.mesh.device)
+        left = n
 
         def forward(i: int, h: torch.Tensor | None) -> torch.Tensor | None:
             x = batches[i].ids if h is None else h.requires_grad_()
@@ -59,7 +62,11 @@ class Pipeline:
             return None if stage.last else out.detach()
 
         def backward(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            nonlocal left
             x, out = held.popleft()
+            left -= 1
+            if not left:
+                before_last()
             torch.autograd.backward(out, gradient)
             return None if stage.first else x.grad
 

@@ -58,9 +58,8 @@ class Stage(nn.Module):
         self.config = transformers_config(config)
         for key in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
             if getattr(self.config, key, 0):
-                log.warning(
-                    "config.json has %s = %s: the native engine trains without dropout", key, getattr(self.config, key)
-                )
+                told = getattr(self.config, key)
+                log.warning("config.json has %s = %s: the native engine trains without dropout", key, told)
         with torch.device("meta"):
             self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 self.config, attn_implementation="sdpa", dtype=self.dtype
@@ -75,6 +74,7 @@ class Stage(nn.Module):
         if lora is not None:
             self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
             self._adapt(lora)
+        self.before_layer: Callable[[int], None] = lambda layer: None  # the last one is what comes behind the layers
         self.context = AttentionContext(self.config, self.rotary, self.described.windows, self.dtype, mesh.device)
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -262,20 +262,22 @@ class Stage(nn.Module):
         """Through this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
+        turns = {} if rotary is None else {"position_ids": positions, "position_embeddings": rotary}
+        self.before_layer(0)
         h = self._embed(x) if self.first else x
         if self.positions is not None:
             own = positions.chunk(self.mesh.tp, 1)[self.mesh.tp_rank] if self.sequence_parallel else positions
             h = h + self.positions(own.clamp(max=self.described.positions - 1))  # further on there is only padding
-        for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
-            kwargs = {"attention_mask": masks[i]}
-            if rotary is not None:
-                kwargs |= {"position_ids": positions, "position_embeddings": rotary}
+        for at, (i, block) in enumerate(zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)):
+            self.before_layer(at)
+            kwargs = {"attention_mask": masks[i], **turns}
             if self.recompute and torch.is_grad_enabled():
                 again = block if self.dropout is None else self.dropout.kept(block)
                 h = checkpoint(again, h, use_reentrant=False, preserve_rng_state=False, **kwargs)
             else:
                 h = block(h, **kwargs)
             h = h[0] if isinstance(h, tuple) else h  # transformers 4 gives tuples
+        self.before_layer(len(self.blocks))
         return self.norm(h) if self.norm is not None else h
 
     def local_logits(self, h: torch.Tensor) -> torch.Tensor:

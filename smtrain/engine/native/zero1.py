@@ -1,7 +1,8 @@
 """AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the data-parallel ranks.
 
-A step is one reduce-scatter of fp32 gradients, an update of this rank's part of the fp32 weights, and one all-gather
-of parameters (Rajbhandari et al. 2020). In fp32 the weights are the flat buffer itself; in bf16 a master copy is kept.
+A step sums the fp32 gradients of each rank's part there, updates that part of the fp32 weights, and gives all ranks the
+parameters (Rajbhandari et al. 2020; `exchange` sends). In fp32 the weights are the flat buffer itself; in bf16 a master
+copy is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from smtrain.engine.base import OptimizerOptions
-from smtrain.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
+from smtrain.engine.native.comm import ProcessMesh
+from smtrain.engine.native.exchange import GradientSums, WeightShares
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.parts import part
 
@@ -35,17 +37,20 @@ class Zero1AdamW:
         self._summed_over_copies: list[torch.Tensor] = []
         self._tied: torch.Tensor | None = None
         self._weights: list[tuple[int, int, float]] = []
-        layout = trained.layout
+        layout, late = trained.layout, set[str]()
         for name, at, size in self.table.entries:
             parameter, cut = trained.parameters[name], layout.shard(name, mesh.tp_rank)
             grad = self._gradient_view(parameter, at, size)
             weight = 1.0 / cut.copies  # each number of the model counts once in the norm
             if cut.dim is None and (cut.partial or stage.sequence_parallel):
                 self._summed_over_tp.append(grad)
+                late.add(name)
             elif cut.dim is not None and cut.copies > 1:
                 self._summed_over_copies.append(grad)
+                late.add(name)
             if len(layout.stages(name)) > 1:
                 self._tied = grad
+                late.add(name)
                 weight = weight if stage.first else 0.0
             low, high = max(at, self.start), min(at + size, self.start + self.shard)
             if low < high and weight:
@@ -56,7 +61,10 @@ class Zero1AdamW:
         own = self.part(self.flat)
         self.master = own if own.dtype == torch.float32 else own.float()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self._grad_part = torch.empty_like(self.master) if mesh.dp > 1 else self.grad
+        self.sums = GradientSums(mesh, trained, self.grad, late)
+        self._grad_part = self.sums.own
+        self.shares = WeightShares(mesh, trained, *_needed_by(stage))
+        stage.before_layer = self.shares.before
         self._adamw = self._make_adamw()
 
     def part(self, flat: torch.Tensor) -> torch.Tensor:
@@ -111,9 +119,7 @@ class Zero1AdamW:
             _all_reduce(self._summed_over_copies, self._copies_group)
         with part("pipeline"):
             _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
-        if self.mesh.dp > 1:
-            with part("data parallel"):
-                scatter_sum_into(self._grad_part, self.grad, group=self.mesh.dp_group)
+        self.sums.finish()
         norm = self._norm()
         if self.options.grad_clip:
             self._grad_part.mul_((self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0))
@@ -121,19 +127,22 @@ class Zero1AdamW:
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
-        self.publish()
+        self._publish()
         self.grad.zero_()
         return norm
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the master weights to the parameters' dtype and give every data-parallel rank all of them."""
+        """Round the master weights to the parameters' dtype, and see that every data-parallel rank has all of them."""
+        self._publish()
+        self.shares.settle()
+
+    def _publish(self) -> None:
+        """The same, while the next forward pass begins."""
         mine = self.part(self.flat)
         if mine.dtype != self.master.dtype:
             mine.copy_(self.master)
-        if self.mesh.dp > 1:
-            with part("data parallel"):
-                gather_into(self.flat, mine.clone(), group=self.mesh.dp_group)
+        self.shares.send()
 
     @torch.no_grad()
     def restore(self, steps: int) -> None:
@@ -151,6 +160,15 @@ class Zero1AdamW:
         with part("data parallel"):
             dist.all_reduce(total)
         return total.sqrt()
+
+
+def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
+    """By id of a parameter, before which of the stage's layers its value must be there; and how many layers it has."""
+    place = {id(p): i for i, block in enumerate(stage.blocks) for p in block.parameters()}
+    ends = [(module, len(stage.blocks)) for module in (stage.norm, stage.model.get_output_embeddings())]
+    for module, layer in (*ends, (stage.embed, 0), (stage.positions, 0)):  # a tied matrix is needed first
+        place |= {id(p): layer for p in (module.parameters() if module is not None else ())}
+    return place, len(stage.blocks)
 
 
 def _square_sum(x: torch.Tensor) -> torch.Tensor:
