@@ -35,7 +35,6 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"compute.image", "train.engine", "compute.instance_type"}, f"compute.image: {fault}"
     if train.engine == "native":
         asked = {
-            "parallel.activation_checkpointing": parallel.activation_checkpointing == "selective",
             "parallel.zero1": not parallel.zero1,
             "parallel.pipeline_cuts": bool(parallel.pipeline_cuts),
             "parallel.virtual_stages": parallel.virtual_stages > 1,
@@ -50,6 +49,16 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{key}: only engine nxd does this; leave it out, or set train.engine: nxd",
             )
         return
+    if train.compile:
+        yield (
+            {"train.compile", "train.engine"},
+            "train.compile: engine nxd's steps are compiled graphs already; leave it out, or set train.engine: native",
+        )
+    if not train.deterministic:
+        yield (
+            {"train.deterministic", "train.engine"},
+            "train.deterministic: engine nxd's graphs give the same bits each time anyway; leave it out",
+        )
     if train.profile:
         yield (
             {"train.profile", "train.engine"},

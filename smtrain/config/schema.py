@@ -146,6 +146,9 @@ class JobConfig(Section):
                     del kept["checkpoint"][key]
         if "train" in kept and kept["train"].get("adapter", 0) is None:
             del kept["train"]["adapter"]
+        for key, usual in (("compile", False), ("deterministic", True)):
+            if kept.get("train", {}).get(key) is usual:
+                del kept["train"][key]
         if stage in ("export", "generate"):  # defaults take no part in the identity of jobs made before the keys
             given = {"merge": self.export.merge and bool(self.train.adapter), "checkpoint": self.export.checkpoint}
             given["megatron"] = self.export.megatron

@@ -52,8 +52,8 @@ class Parallel(Section):
     """Also cut what lies between the shared layers, along the sequence: less memory; needs tp > 1 to have an effect.
     Default: true where engine nxd must (bf16)."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` (engine nxd)
-    recomputes softmax attention only."""
+    """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` recomputes only
+    attention: engine nxd its softmax, engine native, whose kernels keep no scores, the attention module."""
     zero1: bool = True
     """Split the optimizer's state over the copies of the model; only engine nxd can do without."""
     pipeline_cuts: tuple[int, ...] = ()
@@ -137,6 +137,12 @@ class Train(Section):
     """Number format of weights and activations; optimizer state and master weights are always fp32."""
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
+    compile: bool = False
+    """Engine native: compile each layer (torch.compile). The first step takes a minute or more longer, the others less;
+    numbers differ in the last digits from those that are not compiled."""
+    deterministic: bool = True
+    """Engine native on accelerators: only kernels that give the same bits each time, as CPUs do anyway. `false` is
+    faster, and a run that resumes goes on with losses that differ in the last digits."""
     stall_minutes: float = Field(30, ge=0, le=100_000)
     """Minutes without a finished step after which the job ends, saying where each rank stands; 0: never."""
     log_interval: int = Field(1, ge=1)

@@ -26,7 +26,7 @@ class ParallelOptions:
     """Cut the activations between the tensor-parallel parts along the sequence; tp must divide its length."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """`full` keeps only the input of each decoder layer and computes the layer again in the backward pass, `selective`
-    (nxd) computes only softmax attention again."""
+    computes only attention again: nxd its softmax, native the attention module."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """The dtype of weights, activations and their gradients; sums of gradients and optimizer state are fp32 always."""
     zero1: bool = True
@@ -35,6 +35,10 @@ class ParallelOptions:
     """nxd: the last layer of every stage but the last; by default the stages are even."""
     virtual_stages: int = 1
     """nxd: stages that each pipeline rank has, dealt round robin."""
+    compile: bool = False
+    """native: torch.compile of each layer."""
+    deterministic: bool = True
+    """native: on accelerators, only kernels that give the same bits each time."""
 
 
 @dataclass(frozen=True)

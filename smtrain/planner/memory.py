@@ -8,7 +8,7 @@ transformers' own blocks. docs/planner.md derives them and shows them against me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smtrain.model.lora import AdapterShape, Lora
 from smtrain.planner.machines import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers, trained_numbers
@@ -120,6 +120,8 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h  # what enters a tensor-parallel region
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
+    if mesh.recompute == "selective" and not work.gathers_again:  # engine native's: what enters attention alone
+        return w * (part + 2 * h + 2 * i) if shape.plain else 2 * ((4 + w) * part + w * h) + 4 * w * i
     attention = 4.0 * shape.heads / mesh.tp
     if not work.fused_attention and mesh.recompute == "none":
         attention += 2.0 * w * shape.heads / mesh.tp * work.seq_len
@@ -169,6 +171,8 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
     again = layer if mesh.recompute == "full" else 0.0
+    if mesh.recompute == "selective" and not work.gathers_again and not work.lora:
+        again = tokens * saved_per_token(work, replace(mesh, recompute="none")) - layer
     inner = tokens * shape.intermediate / mesh.tp
     biggest: float = w * (held.largest if layers and held.largest != held.embed else 0)
     if work.lora:

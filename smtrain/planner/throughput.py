@@ -124,7 +124,10 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     rate = k.efficiency * machine.core_flops
     # 2 operations for each weight and token; scores and their product with v: 4 x heads x head size x span a token.
     frozen = 1 if work.lora else 0  # without gradients of its weights, a product less; the adapters' own are small
-    layer = (_DENSE[mesh.recompute] - frozen) * 2.0 * held.layer * tokens / rate
+    again = 0.0
+    if mesh.recompute == "selective" and not work.gathers_again:  # engine native's: the attention module's own matrices
+        again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / held.layer
+    layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * held.layer * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
     head = (3 - frozen) * 2.0 * held.head * tokens / rate

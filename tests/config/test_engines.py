@@ -26,7 +26,6 @@ def faults(raw: dict[str, Any], engine: str, **changes: Any) -> list[str]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"parallel": {"activation_checkpointing": "selective"}},
         {"parallel": {"zero1": False}},
         {"parallel": {"pipeline_cuts": [0]}},
         {"parallel": {"virtual_stages": 2}},
@@ -52,6 +51,11 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
         (
             {"train": {"precision": "bf16"}, "parallel": {"sequence_parallel": True, "zero1": False}},
             "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only",
+        ),
+        ({"train": {"compile": True}}, "train.compile: engine nxd's steps are compiled graphs already; leave it out"),
+        (
+            {"train": {"deterministic": False}},
+            "train.deterministic: engine nxd's graphs give the same bits each time anyway; leave it out",
         ),
         (
             {"train": {"stochastic_rounding": True}},

@@ -72,6 +72,8 @@ def mesh(text: str) -> ParallelOptions:
     options = ParallelOptions(tp, pp, dp, sequence_parallel="sp" in more)
     if "full" in more:
         options = replace(options, activation_checkpointing="full")
+    if "selective" in more:
+        options = replace(options, activation_checkpointing="selective")
     if "bf16" in more:
         options = replace(options, precision="bf16")
     return replace(options, micro_batch_size=next((int(m[1:]) for m in more if m[0] == "m"), 4))
@@ -346,6 +348,17 @@ def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tenso
     except SmtrainError as error:
         return str(error)
     return "built"
+
+
+def build_without_compiler(rank: int, config: dict[str, Any], options: ParallelOptions) -> str:
+    before = os.environ.get("CXX")
+    os.environ["CXX"] = "no-compiler"
+    try:
+        return try_build(rank, config, options, None)
+    finally:
+        os.environ.pop("CXX")
+        if before is not None:
+            os.environ["CXX"] = before
 
 
 def try_load(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> str:

@@ -3,6 +3,7 @@
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
 parameters  the flat buffer that the optimizer updates, linears whose columns are cut
+layers     compiled or not, kept or computed again
 lora       the adapters of a stage
 pipeline   1F1B over the stages
 transfer   batches to the device, numbers back, without a wait

@@ -64,6 +64,18 @@ def current_device() -> torch.device:
     return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
 
 
+def be_deterministic(wanted: bool) -> None:
+    """Have accelerators take only kernels that give the same bits each time; CPUs do so anyway.
+
+    Without it, sums into one place are added in the order in which threads come: the backward passes of embeddings and
+    of attention, above all. Raises RuntimeError later, naming the operation, where torch has no such kernel.
+    """
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(wanted)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a pass for nothing
+
+
 class ProcessMesh:
     """The (pp, dp, tp) grid of all ranks, tp innermost, with this rank's place and its groups."""
 

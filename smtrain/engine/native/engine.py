@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class NativeEngine:
         self.device = comm.current_device()
         self.steps_ahead = 0 if self.device.type == "cpu" else 1
         self.config, self.options = config, options
+        if self.device.type != "cpu":
+            comm.be_deterministic(options.deterministic)
         self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
         self.layout = Layout(self.shape, options.tp, options.pp)
@@ -73,6 +76,7 @@ class NativeEngine:
             fault = str(error)
         self.mesh.agree(fault, "the weights cannot be loaded")
         self.pipeline = Pipeline(self.stage, self.mesh)
+        self._to_compile = options.compile
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
         self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed())
 
@@ -84,6 +88,7 @@ class NativeEngine:
     def begin_step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
     ) -> Callable[[], StepResult]:
+        began = time.perf_counter()
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments)
             tokens = self._tokens(micro_batches)
@@ -95,6 +100,10 @@ class NativeEngine:
             for group in (self.mesh.dp_group, self.mesh.pp_group):  # from the sums on the last stages
                 dist.all_reduce(total, group=group)
         made = Numbers([total, tokens, norm])
+        if self._to_compile and self.rank == 0:
+            took = time.perf_counter() - began
+            print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
+        self._to_compile = False
 
         def numbers() -> StepResult:
             loss, counted, grad_norm = made.read()

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
@@ -25,6 +24,7 @@ from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm
 from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import ProcessMesh
+from smtrain.engine.native.layers import Layers
 from smtrain.engine.native.lora import Dropout, Factors, attach
 from smtrain.engine.native.parameters import RowParallel, Trained, flat_parameters
 from smtrain.errors import CheckpointError
@@ -52,7 +52,6 @@ class Stage(nn.Module):
         self.layout, self.mesh = layout, mesh
         self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
         self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
-        self.recompute = options.activation_checkpointing == "full"
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
         self.described = normalise(config)
         self.config = transformers_config(config)
@@ -75,6 +74,8 @@ class Stage(nn.Module):
             self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
             self._adapt(lora)
         self.before_layer: Callable[[int], None] = lambda layer: None  # the last one is what comes behind the layers
+        attention = FAMILIES[layout.shape.family].attention
+        self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
         self.context = AttentionContext(self.config, self.rotary, self.described.windows, self.dtype, mesh.device)
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -271,12 +272,7 @@ class Stage(nn.Module):
         for at, (i, block) in enumerate(zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)):
             self.before_layer(at)
             kwargs = {"attention_mask": masks[i], **turns}
-            if self.recompute and torch.is_grad_enabled():
-                again = block if self.dropout is None else self.dropout.kept(block)
-                h = checkpoint(again, h, use_reentrant=False, preserve_rng_state=False, **kwargs)
-            else:
-                h = block(h, **kwargs)
-            h = h[0] if isinstance(h, tuple) else h  # transformers 4 gives tuples
+            h = self.layers(block, h, **kwargs)
         self.before_layer(len(self.blocks))
         return self.norm(h) if self.norm is not None else h
 
