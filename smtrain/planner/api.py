@@ -20,6 +20,7 @@ from smtrain.planner.machines import GIB, Machine, Mesh, Work, is_planned
 from smtrain.planner.measured import Correction, correction
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
 from smtrain.planner.own import machine_of, machines_known, own_price_rows
+from smtrain.planner.relaxed import Limits, dollars, larger_batch
 from smtrain.planner.resolve import subject
 from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, refusals, search
@@ -99,38 +100,39 @@ def plan(
     where = some[0] if len(machines) == 1 and machines[0][0] in described else own
     corrected = correction(work, where, mesh, measured)
     steps = config.train.steps
-    found = [replace(c, step_s=c.step_s / corrected.of(c.machine)) for c in _search(config, some)]
-    found.sort(key=lambda c: c.step_s)
+
+    def by_time(asked: JobConfig) -> list[Candidate]:
+        ways = [replace(c, step_s=c.step_s / corrected.of(c.machine)) for c in _search(asked, some)]
+        return sorted(ways, key=lambda c: c.step_s)
+
+    found = by_time(config)
     by_cost = rank_by == "cost" or (deadline_hours is not None and budget is None)
     narrowed = budget is not None or deadline_hours is not None
     kept = found
     if not by_cost and not narrowed:  # only these are shown
         kept = found[:5] + [c for c in found[5:] if c.machine == own][:1]
     priced = [(c, _cost(config, work, c.machine, steps, c.step_s, known)) for c in kept]
-    choices = [
-        (c, b)
-        for c, b in priced
-        if (budget is None or _dollars(b) <= budget) and (deadline_hours is None or b.train_hours <= deadline_hours)
-    ]
-    choices.sort(key=lambda way: _dollars(way[1]) if by_cost else way[1].train_hours)
+    held = Limits(budget, deadline_hours)
+    choices = [way for way in priced if held.kept(way[1])]
+    choices.sort(key=lambda way: dollars(way[1]) if by_cost else way[1].train_hours)
+    beyond = held.relaxed(priced)
     unpriced = _unpriced(found, config, known) if budget is not None else []
     if best or machines or narrowed:
         if not choices:
             if unpriced and len(unpriced) == len({c.machine.type for c in found}):
                 what = _no_price(" and ".join(unpriced), "spot" if config.compute.spot else "on_demand")
                 raise ConfigError([f"budget: {what}, so whether it is kept cannot be known; give one with --prices"])
-            given = " and ".join(
-                f"the {name}"
-                for name, limit in (("budget", budget), ("deadline", deadline_hours))
-                if limit is not None and found
-            )
-            within = f" within {given}" if given else ""
+            within = f" within {' and '.join(held.given)}" if held.given and found else ""
+            ways = "".join(f", or {way}" for way in beyond)
             raise ConfigError(
-                [f"compute: no mesh of these machines trains the model{within}; take more or larger ones"]
+                [f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}"]
             )
         own, mesh = choices[0][0].machine, choices[0][0].mesh
         work, _ = work_of(config, shape, _engine(config, own))
     made = _plan(config, work, own, mesh, choices, known, corrected)
+    same = next((c for c, _ in choices if c.machine == own), None)
+    beyond += larger_batch(config, same, by_time)
+    made = replace(made, relaxed=tuple(beyond))
     left_out = f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
     return replace(made, warnings=(*made.warnings, left_out)) if unpriced else made
 
@@ -280,10 +282,6 @@ def _attempt_s(config: JobConfig) -> float | None:
     if config.target != "slurm":
         return None
     return (config.cluster.time or config.compute.max_run) - config.cluster.save_before
-
-
-def _dollars(found: Cost) -> float:
-    return float("inf") if found.total is None else found.total
 
 
 def _machines(machine: Machine) -> str:

@@ -62,6 +62,8 @@ class Plan:
     checkpoint_gib: float
     choices: tuple[Choice, ...]
     """The best five ways, this one among them or not."""
+    relaxed: tuple[str, ...] = ()
+    """What would be gained without the budget, without the deadline, and with a larger train.max_global_batch_size."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinities become None."""

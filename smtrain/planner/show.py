@@ -46,6 +46,8 @@ def summary(plan: Plan) -> str:
     if plan.choices:
         lines += ["", "choices"]
         lines += [_row(i, c) for i, c in enumerate(plan.choices, 1)]
+    if plan.relaxed:
+        lines += ["", "relaxed", *plan.relaxed]
     if plan.warnings:
         lines += ["", *(f"! {w}" for w in plan.warnings)]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,35 @@ def test_budget_and_deadline_choose_and_order() -> None:
     assert held.dollars <= cheap.dollars * 1.001
     with pytest.raises(ConfigError, match="no mesh of these machines trains the model within the budget"):
         smtrain.plan(raw(), machines=pool, budget=1.0)
+
+
+def test_a_plan_says_what_each_limit_keeps_out() -> None:
+    pool = [("ml.trn1.32xlarge", n) for n in (4, 8, 16, 32)]
+    fast, cheap = smtrain.plan(raw(), machines=pool), smtrain.plan(raw(), machines=pool, rank_by="cost")
+    assert fast.dollars is not None
+    assert cheap.dollars is not None
+    assert fast.relaxed == ()
+    held = smtrain.plan(raw(), machines=pool, budget=cheap.dollars * 1.001)
+    (told,) = held.relaxed
+    assert told.startswith(f"without the budget of ${cheap.dollars * 1.001:,.0f}: ")
+    assert f"${fast.dollars:,.0f} ({fast.machines}" in told
+    assert told in str(held)
+    assert fast.hours is not None
+    soon = smtrain.plan(raw(), machines=pool, deadline_hours=fast.hours + 0.01)
+    assert f"${cheap.dollars:,.0f} ({cheap.machines}" in soon.relaxed[0]
+    free = smtrain.plan(raw(), machines=pool, budget=1e9, deadline_hours=1e6)
+    assert [told.partition(": ")[2] for told in free.relaxed] == ["nothing faster", "nothing cheaper"]
+    with pytest.raises(ConfigError) as error:
+        smtrain.plan(raw(), machines=pool, budget=1.0)
+    assert ", or without the budget of $1: " in error.value.faults[0]
+
+
+def test_a_plan_says_what_a_larger_batch_would_give() -> None:
+    given = raw("Llama-2-7b-hf", hosts=16)
+    del given["parallel"], given["train"]["global_batch_size"]
+    told = {most: smtrain.plan(given, train={"max_global_batch_size": most}).relaxed for most in (64, 65536)}
+    assert re.fullmatch(r"with train.max_global_batch_size 128 for 64: \d+% more tokens a second \(.*\)", told[64][0])
+    assert told[65536] == ("with train.max_global_batch_size 131072 for 65536: no more tokens a second",)
 
 
 def test_a_model_is_found_by_name_by_folder_or_not_at_all(model_folder: Path) -> None:
