@@ -134,7 +134,9 @@ def read(target: Target, uri: str) -> bytes:
     try:
         body: bytes = target.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
     except ClientError as error:
-        raise JobError(f"{uri} cannot be read ({error.response['Error'].get('Code')})") from None
+        raise JobError(
+            f"{uri} cannot be read ({error.response['Error'].get('Code')}); allow s3:GetObject on it"
+        ) from None
     return body
 
 

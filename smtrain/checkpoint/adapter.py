@@ -139,7 +139,7 @@ def _of_peft(where: Place, shape: ModelShape) -> Adapter:
         if both[A].shape[0] != rank or both[B].shape[1] != rank:
             raise CheckpointError(
                 f"{where}: the factors of {module[:200]} have rank {both[A].shape[0]} and {both[B].shape[1]}, and "
-                f"{CONFIG} says {rank}; the two files are not of one adapter."
+                f"{CONFIG} says {rank}; copy both files from the same adapter."
             )
         alpha = _pattern(told["alpha_pattern"], module, told["lora_alpha"])
         factors[shape.file_name(f"{module}.weight")] = Factor(
@@ -172,7 +172,7 @@ def _config(where: Place) -> dict[str, Any]:
     if start not in _PLAIN_STARTS:
         raise CheckpointError(
             f"{where}/{CONFIG} has init_lora_weights {start!r}, a start that changed the base's own weights, so the "
-            "adapter means nothing beside the original; convert it with peft (save_pretrained with "
+            "adapter does not fit the original model; convert it with peft (save_pretrained with "
             "path_initial_model_for_weight_conversion)."
         )
     told = {"r": 8, "lora_alpha": 8, "use_rslora": False, **said}

@@ -53,4 +53,4 @@ def checksums(manifest: dict[str, Any], file: str) -> dict[str, int]:
     try:
         return {name: int(crc, 16) for name, crc in about.items()}
     except (AttributeError, TypeError, ValueError):
-        raise CheckpointError(f"the manifest has no proper crc32 of {file}; convert the model again.") from None
+        raise CheckpointError(f"the manifest has no valid crc32 of {file}; convert the model again.") from None

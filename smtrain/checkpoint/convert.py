@@ -186,7 +186,7 @@ def convert(
     weights = open_weights(source, told, kv_order, masters)
     if masters and not isinstance(weights, NNMSource):
         raise CheckpointError(
-            f"{source} is no checkpoint of neuronx-nemo-megatron, whose master weights alone are read; leave out "
+            f"{source} is not a neuronx-nemo-megatron checkpoint, and --masters reads only those; leave out "
             "--masters (masters=True)."
         )
     state = StateReader.present(weights) if to == "native" else None

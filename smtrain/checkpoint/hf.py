@@ -82,7 +82,7 @@ class HFSource(WeightSource):
             if slab.shape != spec.shape:
                 raise CheckpointError(
                     f"{self._place}: {spec.name} has shape {list(slab.shape)} where config.json asks for "
-                    f"{list(spec.shape)}; the two are not of one model."
+                    f"{list(spec.shape)}; take weights and config.json from the same model."
                 )
             if slab.dtype not in FLOATS:
                 raise CheckpointError(
@@ -146,7 +146,9 @@ class HFSource(WeightSource):
             raise CheckpointError(f"{path} is not an index ({error!r}); fetch the model again.") from error
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file or "\0" in file or file in ("", "..", "."):
-                raise CheckpointError(f"{path} points {name} to {file!r}, which is not a file of its own folder.")
+                raise CheckpointError(
+                    f"{path} points {name} to {file!r}, which is not a file in its folder; fetch the model again."
+                )
         out = {}
         for file in sorted(set(weight_map.values())):
             found = self._file(file)

@@ -46,7 +46,9 @@ def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
     for file in sorted(files):
         if found := _RANK.fullmatch(file):
             if found[3]:
-                raise CheckpointError(f"{file} is of a mixture of experts, which smtrain does not read yet.")
+                raise CheckpointError(
+                    f"{file} is a mixture of experts, which smtrain cannot read yet; take a dense model."
+                )
             out[int(found[1]), int(found[2] or 0)] = file
     return out
 
@@ -90,7 +92,7 @@ class MegatronSource(PieceSource):
         self.vpp = max(v for _, _, v in shards) + 1
         shape = ModelShape.from_config(config)
         if faults := mesh_faults(shape, self.tp, 1):
-            raise CheckpointError(f"{at}: {'; '.join(faults)}; is config.json of this model?")
+            raise CheckpointError(f"{at}: {'; '.join(faults)}; check that config.json is this model's.")
         blocks = global_blocks(at, shape, shards, self.tp, self.pp, self.vpp)
         twins = blocks.pop(HEAD, None) if shape.tied else None
         super().__init__(where, config, table(shape), blocks, twins)

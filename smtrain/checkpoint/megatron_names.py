@@ -183,7 +183,10 @@ def chunks(
         each = [*([first] if first is not None else []), *[even] * middle, *([last] if last is not None else [])]
     if len(each) != pp or sum(each) != layers or any(n < 1 for n in each):
         raise ConfigError(
-            [f"stages of {list(each)} layers are not the {layers} layers of the model on pp = {pp} stages"]
+            [
+                f"the stages {list(each)} must be {pp} (pp), of at least one layer each, and have the model's {layers} "
+                "layers together; correct them"
+            ]
         )
     if any(n % vpp for n in each):
         raise ConfigError([f"vpp = {vpp} does not divide the {max(each)} layers of a pipeline stage"])

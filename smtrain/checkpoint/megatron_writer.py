@@ -54,7 +54,7 @@ class MegatronCut:
             raise ConfigError(faults)
         if self.layers_per_stage is not None and (self.first_stage_layers or self.last_stage_layers):
             raise ConfigError(
-                ["layers_per_stage says all of first_stage_layers and last_stage_layers; give one of them"]
+                ["layers_per_stage already includes first_stage_layers and last_stage_layers; give one or the other"]
             )
         return chunks(
             shape.layers, self.pp, self.vpp, self.first_stage_layers, self.last_stage_layers, self.layers_per_stage

@@ -70,7 +70,9 @@ class _Files:
         def local(tp: int, part: Window) -> Bits:
             slab = self.slab(model_file(tp, pp), name)
             if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
-                raise CheckpointError(f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says")
+                raise CheckpointError(
+                    f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says; take another one"
+                )
             return slab.bits(part)
 
         return _assemble(self.layout, name, window, local)
@@ -205,7 +207,9 @@ class StateReader:
         slabs = {kind: self._files.slab(own, kind) for kind in kinds}
         shape = (self.manifest.shard[pp_rank],)
         if self._files.held(name) != set(kinds) or any((s.dtype, s.shape) != (FP32, shape) for s in slabs.values()):
-            raise CheckpointError(f"{self._files.place}/{name}: its tensors are not those that {NAME} says")
+            raise CheckpointError(
+                f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take another checkpoint"
+            )
         path = self._files.place.path()
         assert path is not None
         found, buffer = 0, memoryview(bytearray(_READ))

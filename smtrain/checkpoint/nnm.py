@@ -37,7 +37,7 @@ class NNMSource(PieceSource):
                     raise CheckpointError(f"{where} lacks the file of tp rank {t}, pp rank {p}; fetch it again.")
         shape = ModelShape.from_config(config)
         if faults := mesh_faults(shape, self.tp, 1):
-            raise CheckpointError(f"{where}: {'; '.join(faults)}; is config.json of this model?")
+            raise CheckpointError(f"{where}: {'; '.join(faults)}; check that config.json is this model's.")
         kept: dict[tuple[str, int], Master] | None = {} if masters else None
         shards = {
             (t, p, v): tensors

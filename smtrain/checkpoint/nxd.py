@@ -194,13 +194,15 @@ class NxDSource(WeightSource):
     def _check_shapes(self, held: dict[str, int]) -> None:
         for spec in self._shape.specs:
             if spec.name not in self._where:
-                raise CheckpointError(f"{self._place} lacks the parameter {spec.name}; is config.json of this model?")
+                raise CheckpointError(
+                    f"{self._place} lacks the parameter {spec.name}; check that config.json is this model's."
+                )
         table = stored(self._layout, 0, self.form)
         for name in held.keys() - {tensor.name for tensor in table}:
             if not COMPUTED.search(str(name)):
                 raise CheckpointError(
                     f"{self._place} holds {name}, which is no parameter of a {self._shape.family} model in NxD's "
-                    "layout; is config.json of this model?"
+                    "layout; check that config.json is this model's."
                 )
         for tensor in table:
             pp = held.get(tensor.name)

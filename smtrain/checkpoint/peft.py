@@ -40,7 +40,7 @@ def write_peft(
     manifest = source.manifest
     lora = manifest.lora
     if lora is None:
-        raise CheckpointError(f"{source.where} holds a whole model, and no adapter; write it with --to hf.")
+        raise CheckpointError(f"{source.where} holds a whole model, not an adapter; write it with --to hf.")
     layout = Layout(manifest.shape)
     names = {f"{PREFIX}{spec.name}": spec.name for spec in layout.shape.specs}
     tensors = {told: Tensor(source.dtype(name), source.shape(name)) for told, name in names.items()}

@@ -146,12 +146,14 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
     source = open_weights(path, config)
     where = source.where
     if where.path() is None:
-        raise CheckpointError(f"{path} is in an object store, which checks what it holds itself; copy it to verify it.")
+        raise CheckpointError(f"{path} is in an object store; copy it to this machine to verify it.")
     if isinstance(source, NativeSource):
         verify_native(Path(str(where)))
         return len(source.manifest.files)
     if isinstance(source, HFSource) and not read_manifest(where):
-        raise CheckpointError(f"{path} has no {MANIFEST}, so there is no hash to compare with; smtrain writes one.")
+        raise CheckpointError(
+            f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that smtrain wrote have one."
+        )
     for name in source.names():
         source.check(name)
     _small_files(where)

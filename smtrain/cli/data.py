@@ -152,7 +152,7 @@ def split(
     ],
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Cut a dataset between documents, in order."""
+    """Split a dataset between documents, in order."""
     typed(FLAGS)
     named("DATASET", dataset)
     named("PREFIX", output)
@@ -216,11 +216,11 @@ def report(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable.", show_default=False),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="As for `smtrain data prepare`.")] = "auto",
-    text_column: Annotated[str, typer.Option(help="As for `smtrain data prepare`.")] = "text",
+    form: Annotated[str, typer.Option("--format", help="Same as for `smtrain data prepare`.")] = "auto",
+    text_column: Annotated[str, typer.Option(help="Same as for `smtrain data prepare`.")] = "text",
     limit_mb: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option("--limit-mb", min=0.001, help="Read so many megabytes at most.", show_default=False),
+        typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.", show_default=False),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:

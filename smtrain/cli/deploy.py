@@ -22,7 +22,7 @@ def deploy(
     ] = None,
     for_: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--for", metavar="TIME", help="Delete it after so long, e.g. 2h.", show_default=False),
+        typer.Option("--for", metavar="TIME", help="Delete it after this time, e.g. 2h.", show_default=False),
     ] = None,
     instances: Annotated[int, typer.Option(metavar="N", help="How many instances.")] = 1,
     role: options.ServingRole = None,
@@ -38,7 +38,7 @@ def deploy(
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it answers.")] = False,
     target: options.To = None,
 ) -> None:
-    """Make a SageMaker endpoint of an exported model; says first what an hour costs and whether the model fits."""
+    """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether the model fits."""
     from smtrain.serving.deploy import deploy as deployed
 
     seconds = options.seconds_of("--for", for_)

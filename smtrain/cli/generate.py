@@ -43,7 +43,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option(help="Sample from the likeliest tokens with this total probability (top-p).")
     ] = 1.0,
-    beams: Annotated[int, typer.Option(metavar="N", help="Search with so many beams.")] = 1,
+    beams: Annotated[int, typer.Option(metavar="N", help="Number of beams of a beam search.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="With beams: above 0 prefers longer texts.")] = 1.0,
     stop: Stop = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same texts.")] = 0,

@@ -77,7 +77,7 @@ ServingImage = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM.", show_default=False),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Run what is done already once more.")]
+Again = Annotated[bool, typer.Option("--again", help="Run finished stages again.")]
 
 
 Docker = Annotated[bool, typer.Option("--docker", help="Local jobs run in containers of the image (local.run_in).")]

@@ -73,7 +73,7 @@ def plan(
     ] = None,
     tokens: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Side by side: compare at so many tokens, e.g. 300e9.", show_default=False),
+        typer.Option(help="Side by side: compare at this many tokens, e.g. 300e9.", show_default=False),
     ] = None,
     probe: Annotated[
         Optional[str],  # noqa: UP045
@@ -81,7 +81,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Show whether it fits, how fast it is, how long it takes and what it costs; exit status 1 if it does not fit."""
+    """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it does not fit."""
     from smtrain.planner.api import plan as make
 
     if probe is not None:

@@ -28,7 +28,7 @@ def push(
     ] = None,
     target: options.Where = None,
 ) -> None:
-    """Upload an exported model to the Hugging Face hub, its card included; run again, it goes on."""
+    """Upload an exported model and its card to the Hugging Face hub; run it again to resume."""
     from smtrain.handover.push import push as pushed
 
     pushed(

@@ -24,7 +24,7 @@ def register(
     image: options.ServingImage = None,
     target: options.To = None,
 ) -> None:
-    """Make a run's exported model a version of a model package group, with its numbers and its origin."""
+    """Register a run's exported model as a version of a model package group, with its metrics and origin."""
     from smtrain.handover.register import register as registered
 
     registered(run, instance, group=group, approve=approve, role=role, image=image, target=options.name_of(target))

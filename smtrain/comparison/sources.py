@@ -40,7 +40,7 @@ def read(what: Any, target: TargetName | None = None) -> Series:
         return _of_attempts([*[result.job for result in what.results if result.stage == "train"]], what.config.name)
     if hasattr(what, "records") and hasattr(what, "describe"):
         return _of_attempts([what], what.name)
-    raise DataError(f"{what!r} is no run, job, table or file of a training")
+    raise DataError(f"{what!r} is not a run, job, table or file of a training")
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -57,7 +57,7 @@ def _of_path(path: Path, name: str) -> Series:
             return _of_path(found, name)
         if any(path.rglob(f"{_EVENTS}*")):
             return series(name, str(path), _events(path))
-        raise DataError(f"{path} holds neither metrics.jsonl nor TensorBoard's event files")
+        raise DataError(f"{path} holds neither metrics.jsonl nor TensorBoard event files; name a folder that does")
     if path.name.startswith(_EVENTS):
         return series(name, str(path), _events(path))
     try:

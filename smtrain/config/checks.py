@@ -104,7 +104,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if train.adapter and config.model.init == "scratch":
         yield (
             {"train.adapter", "model.init"},
-            "train.adapter: adapts trained weights, and model.init: scratch has none; leave one of the two out",
+            "train.adapter: needs trained weights, and model.init: scratch has none; leave one of the two out",
         )
     if train.adapter and train.adapter.targets == ():
         yield {"train.adapter.targets"}, "train.adapter.targets: names no layer; leave it out for all linear layers"
@@ -146,7 +146,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if compute.spot and compute.keep_alive:
         yield (
             {"compute.spot", "compute.keep_alive"},
-            "compute.keep_alive: warm pools cannot be spot; set only one of the two",
+            "compute.keep_alive: warm pools have no spot machines; set only one of the two",
         )
 
     token = config.model.token
@@ -158,7 +158,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if config.track.by == "job" and config.network.isolation:
         yield (
             {"track.by", "network.isolation"},
-            "track.by: a job with network.isolation reaches no tracker; use by: client",
+            "track.by: a job with network.isolation cannot reach a tracker; set track.by: client",
         )
     hub = [path for path in (config.model.path, *(s.path for s in config.data.all_sources)) if path.startswith("hf://")]
     if token and not hub:
@@ -181,7 +181,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
     if "/opt/ml/checkpoints" in cache:
         yield (
             {"compute.environment"},
-            "compute.environment: the compile cache may not lie in /opt/ml/checkpoints, where every graph would be "
+            "compute.environment: the compile cache must not be in /opt/ml/checkpoints, where every graph would be "
             "synced with the checkpoints; use an s3:// URI or leave it to smtrain",
         )
     yield from engine_faults(config)
@@ -194,7 +194,7 @@ def secret_faults(config: JobConfig) -> Iterator[Fault]:
         if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
             yield (
                 {key},
-                f"{key}: looks like a secret, which anyone who may describe the job could read; keep it in Secrets "
+                f"{key}: looks like a secret, and anyone who may describe the job could read it; keep it in Secrets "
                 "Manager and let the job read it with its role (a Hugging Face token: model.token)",
             )
 
@@ -253,7 +253,10 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
         try:
             described = json.loads((folder / "config.json").read_text("utf-8"))
         except (OSError, ValueError) as error:
-            yield {"model.path"}, f"model.path: {folder / 'config.json'} cannot be read ({error})"
+            yield (
+                {"model.path"},
+                f"model.path: {folder / 'config.json'} cannot be read ({error}); copy the model's again",
+            )
             return
         if not isinstance(described, dict):
             yield {"model.path"}, f"model.path: {folder / 'config.json'} is a {type(described).__name__}, not a mapping"

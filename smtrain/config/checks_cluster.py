@@ -45,6 +45,6 @@ def cluster_faults(config: JobConfig) -> Iterator[Fault]:
         )
     for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries"):
         if getattr(config.compute, name):
-            yield {f"compute.{name}"}, f"compute.{name}: is SageMaker's, a Slurm cluster has none; leave it out"
+            yield {f"compute.{name}"}, f"compute.{name}: applies to SageMaker only; leave it out"
     if config.network.isolation or config.network.subnets:
-        yield {"network"}, "network: is SageMaker's, the nodes of a Slurm cluster have their own; leave it out"
+        yield {"network"}, "network: applies to SageMaker only; leave it out"

@@ -184,7 +184,7 @@ def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> 
             for block in cut_file(file, "input_ids", wanted="ids"):
                 kind = block.payload.type
                 if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-                    raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids.")
+                    raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids; write lists.")
                 tokens = block.payload.flatten().to_numpy(zero_copy_only=False)
                 _check_ids(Path(file.path), tokens, facts)
                 out.write(np.ascontiguousarray(tokens, facts.dtype).data)

@@ -25,7 +25,7 @@ def hub_files(uri: str, say: Callable[[str], None]) -> list[tuple[Path, str]]:
     try:
         import datasets
     except ImportError:
-        raise DataError(f"{uri} needs the package datasets; pip install datasets, or give files.") from None
+        raise DataError(f"{uri} needs the package datasets; run `pip install datasets`, or give files.") from None
     try:
         found: Any = datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class

@@ -203,7 +203,7 @@ def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size
     if manifest.seq_len != seq_len:
         raise DataError(
             f"{folder} was prepared for seq_len {manifest.seq_len} and train.seq_len is {seq_len}; "
-            "prepare it again or set train.seq_len to the former."
+            f"prepare it again, or set train.seq_len: {manifest.seq_len}."
         )
     known = manifest.model_vocab_size
     if vocab_size < manifest.vocab_size or (known is not None and known != vocab_size):

@@ -86,7 +86,7 @@ class DatasetManifest:
         if self.objective != objective:
             raise DataError(
                 f"{folder} was prepared for train.objective: {self.objective} and it is {objective} here; "
-                "prepare it again or set train.objective to the former."
+                f"prepare it again, or set train.objective: {self.objective}."
             )
 
     def save(self, folder: Path) -> None:

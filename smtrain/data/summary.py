@@ -39,7 +39,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
     counts = np.zeros(0, np.int64)
     for part in parts:
         if part.dtype.kind == "f":
-            raise DataError(f"{part.bin_path} holds {part.dtype} and not token ids.")
+            raise DataError(f"{part.bin_path} holds {part.dtype} and not token ids; name a dataset of tokens.")
         for at in range(0, len(part.tokens), _CHUNK):
             found = np.bincount(part.read(at, min(at + _CHUNK, len(part.tokens))), minlength=len(counts))
             found[: len(counts)] += counts
@@ -92,7 +92,7 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise DataError("a picture needs matplotlib; pip install matplotlib.") from None
+        raise DataError("a picture needs matplotlib; run `pip install matplotlib`.") from None
     ordered = np.sort(about.counts[about.counts > 0])[::-1]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)

@@ -113,7 +113,7 @@ def _check_column(file: SourceFile, schema: Any, text_column: str, wanted: Wante
         texts = [field.name for field in schema if _is_text(field.type)]
         raise DataError(
             f"{file.path}: column {text_column!r} holds {kind} and not text; set data.text_column to "
-            f"{' or '.join(texts) or 'a column of text, which this file has not'}."
+            f"{' or '.join(texts) or 'a column of text, which this file lacks'}."
         )
 
 

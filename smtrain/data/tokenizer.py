@@ -49,7 +49,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises bare Exception
         path = folder / "tokenizer.json"
-        raise DataError(f"{path} is not a tokenizer that the tokenizers library reads ({error}).") from error
+        raise DataError(
+            f"{path} is not a tokenizer that the tokenizers library reads ({error}); save it again."
+        ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -110,7 +112,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not JSON ({error}).") from error
+        raise DataError(f"{path} is not JSON ({error}); copy the model's again.") from error
     return content if isinstance(content, dict) else {}
 
 

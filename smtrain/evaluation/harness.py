@@ -139,7 +139,9 @@ class Tasks:
                     raise DataError(not_an_adapter_for(folder, adapter, error)) from error
                 if not isinstance(error, NO_MODEL):
                     raise
-                raise DataError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error
+                raise DataError(
+                    f"{folder} is not a model that transformers loads ({first_line(error)}); export it again."
+                ) from error
             if asked.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
                     [f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there"]

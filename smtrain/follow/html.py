@@ -33,7 +33,7 @@ _DIM = "opacity:.75;font-size:90%"
 _BADGE = "color:#fff;border-radius:4px;padding:0 .5em;font-weight:600"
 _LINES = (
     "margin:.5em 0 0;padding:.4em 0 0;border:0;border-top:1px solid rgba(128,128,128,.4);background:none;color:inherit;"
-    "font-size:85%;line-height:1.35;white-space:pre-wrap;overflow-wrap:anywhere"
+    "font-size:85%;line-height:1.35;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 )
 _CURVE = (720, 110)  # pixels
 _LONGEST = 300

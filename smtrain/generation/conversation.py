@@ -75,8 +75,8 @@ def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.T
         first = 1 if kept[0]["role"] == "system" else 0
         if len(kept) - first < 3:
             raise CheckpointError(
-                f"the question is {ids.shape[1]:,} tokens long and leaves no room for {room:,} more in the "
-                f"{loaded.positions:,} that the model has positions for; ask a shorter one, or lower --max-new-tokens "
+                f"the question is {ids.shape[1]:,} tokens long, and with {room:,} for the answer that is more than "
+                f"the model's {loaded.positions:,} positions; ask a shorter one, or lower --max-new-tokens "
                 "(max_new_tokens=)"
             )
         del kept[first : first + 2]

@@ -61,8 +61,8 @@ def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> No
     length, room = ids.shape[1], loaded.positions
     if room is not None and length + sampling.max_new_tokens > room:
         raise CheckpointError(
-            f"a prompt is {length:,} tokens long and leaves no room for {sampling.max_new_tokens:,} more in the "
-            f"{room:,} that the model has positions for; shorten it, or lower --max-new-tokens (max_new_tokens=)"
+            f"a prompt is {length:,} tokens long, and with {sampling.max_new_tokens:,} new ones that is more than "
+            f"the model's {room:,} positions; shorten it, or lower --max-new-tokens (max_new_tokens=)"
         )
 
 

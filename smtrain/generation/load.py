@@ -79,7 +79,9 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         options = {"config": transformers_config(described)} if known else {}
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)
     except (*NO_MODEL, AttributeError) as error:
-        raise CheckpointError(f"{folder} is not a model that transformers loads ({first_line(error)}).") from error
+        raise CheckpointError(
+            f"{folder} is not a model that transformers loads ({first_line(error)}); export or convert it again."
+        ) from error
     if normal is not None:
         check_model(model, normal)
     if adapter is not None:

@@ -105,5 +105,5 @@ def announce(target: JobPlace, config: JobConfig, request: Mapping[str, Any], sa
     else:
         say(
             "graphs: not compiled ahead, so all instances wait for the compiler in the first steps; "
-            f"stage compile does it on one ({uri})"
+            f"stage compile compiles them on one ({uri})"
         )

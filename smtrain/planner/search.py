@@ -197,7 +197,7 @@ def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> 
     step = step_time(work, machine, mesh)
     need = worst_core(work, machine, mesh)[1].total
     if ROOM * machine.core_bytes < need <= machine.core_bytes:
-        yield f"tight: {need / machine.core_bytes:.1%} of a core's memory is planned for"
+        yield f"tight: {need / machine.core_bytes:.1%} of a core's memory would be used"
     if mesh.tp > machine.cores:
         yield (
             f"unwise: tensor parallelism over {mesh.tp} cores leaves the host, which has {machine.cores}; its "

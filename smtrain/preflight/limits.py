@@ -80,7 +80,7 @@ def _text(value: str, shape: Any, path: str, most: int | None) -> Iterator[str]:
     if most is not None and len(value) > most:
         yield f"{path} has {len(value)} characters, {most} are allowed"
     elif shape.enum and value not in shape.enum:
-        yield f"{path} is {value!r}, which this botocore's SageMaker does not know"
+        yield f"{path} is {value!r}, which the installed botocore does not know"
     elif (pattern := shape.metadata.get("pattern")) and not _matches(pattern, value):
         yield f"{path} does not match {pattern}"
 

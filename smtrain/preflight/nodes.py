@@ -63,7 +63,7 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
     """What the nodes of the train stage say; a warning where none is free now. `inputs`: paths that they must see."""
     section = place.section
     if section.container:
-        yield Finding("nodes", "warning", "nodes were not asked: their stages run in cluster.container")
+        yield Finding("nodes", "warning", "nodes were not checked: their stages run in cluster.container")
         return
     count = config.compute.instance_count
     named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
@@ -78,7 +78,7 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
         ).decode(errors="replace")  # fmt: skip
     except HeadError as error:
         yield Finding(
-            "nodes", "warning", f"nodes were not asked, as {count} did not start within {START_S} s ({error})",
+            "nodes", "warning", f"nodes were not checked, as {count} did not start within {START_S} s ({error})",
             "nothing needs to be done; the run waits for them",
         )  # fmt: skip
         return

@@ -46,7 +46,7 @@ def resume(context: Context) -> Iterator[Finding]:
         yield Finding(
             "resume", "fault", f"none of the {len(steps)} checkpoints in {uri} is whole: {newest.name} lacks "
             f"{_names(newest.lacking)}",
-            "bring back what is missing, or give the run another name to start over",
+            "restore the missing files, or give the run another name to start over",
         )  # fmt: skip
     elif newest.whole:
         yield Finding("resume", "ok", f"goes on from {newest.uri}")

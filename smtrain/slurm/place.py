@@ -200,7 +200,7 @@ class SlurmPlace:
         """A file. Raises `JobError` where there is none."""
         content = self.head.read(path_of(uri))
         if content is None:
-            raise JobError(f"{path_of(uri)} is not there")
+            raise JobError(f"{path_of(uri)} does not exist on {self.head.name}; check the path")
         return content
 
     def fetch(self, _bucket: str, key: str, path: Path) -> None:
@@ -226,7 +226,9 @@ class SlurmPlace:
                 'for d in "$1"/*/jobs/"$2"; do [ -d "$d" ] && printf %s "$d"; done; :', self.shared, name
             )
             if not found:
-                raise JobError(f"{name}: no such job below {self.shared} ({self.head.name})")
+                raise JobError(
+                    f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`"
+                )
             self._folders[name] = found.decode()
         return self._folders[name]
 

@@ -105,7 +105,7 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
                 pass
         except (OSError, ValueError) as error:
             # Never the URL: whoever has a chat's webhook may write to it.
-            say(f"notify.webhook_env: the URL in {asked.webhook_env} took nothing ({type(error).__name__})")
+            say(f"notify.webhook_env: the URL in {asked.webhook_env} refused the message ({type(error).__name__})")
 
 
 def _url(variable: str) -> str:
@@ -123,14 +123,14 @@ def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say)
     if config.notify.sns is None:
         return
     if place.name != "aws":
-        say("notify.sns: tells of jobs on AWS alone")
+        say("notify.sns: works only for jobs on AWS; take the key out")
         return
     client = place.client("events")
     try:
         client.put_rule(**put_rule(config, stages))
         answer = client.put_targets(**put_targets(config))
         if answer.get("FailedEntryCount"):
-            raise JobError(f"notify.sns: EventBridge does not take {config.notify.sns} as a target")
+            raise JobError(f"notify.sns: EventBridge does not accept {config.notify.sns} as a target")
     except (ClientError, BotoCoreError) as error:
         raise JobError(
             f"notify.sns: the rule {rule_name(config)} could not be made ({first_line(error)}); allow yourself "

@@ -219,5 +219,5 @@ def _sleep(seconds: float, say: Say) -> None:
     try:
         time.sleep(seconds)
     except KeyboardInterrupt:
-        say("stopped waiting; nothing runs, and the same command waits again")
+        say("stopped waiting; no job is running, and the same command waits again")
         raise

@@ -107,7 +107,7 @@ class Chat:
         for speaker in self._speakers:
             question = speaker.conversation.take_back()
         if question is None:
-            raise CheckpointError("nothing was asked yet; there is nothing to try again")
+            raise CheckpointError("nothing has been asked yet, so there is nothing to retry")
         self._tries += 1
         yield from self.stream(question)
 
@@ -184,7 +184,7 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     """`sampling` with single settings replaced. Raises `ConfigError` for one that there is not."""
     if unknown := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
         names = ", ".join(Sampling.__dataclass_fields__)
-        raise ConfigError([f"{unknown[0]}: is not a setting of a generation; those are {names}"])
+        raise ConfigError([f"{unknown[0]}: is not a generation setting; the settings are {names}"])
     if isinstance(settings.get("stop"), str):
         settings = {**settings, "stop": (settings["stop"],)}
     return replace(sampling, **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})})
@@ -211,7 +211,9 @@ def chosen(
         raise CheckpointError(f"{on_top.name} is not an adapter: it has no adapter_config.json")
     if found.is_adapter or (other is not None and other.is_adapter):
         name = found.name if found.is_adapter else other.name if other else ""
-        raise CheckpointError(f"{name} is an adapter where a whole model is needed")
+        raise CheckpointError(
+            f"{name} is an adapter, and a whole model is needed; merge it first with `smtrain convert`"
+        )
     if other is not None and on_top is not None and other.folder.resolve() == found.folder.resolve():
         other = None  # the same weights, with the adapter switched off
     return found, other, on_top

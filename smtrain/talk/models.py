@@ -111,9 +111,9 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         told = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
-        raise CheckpointError(f"{file} cannot be read as JSON") from None
+        raise CheckpointError(f"{file} cannot be read as JSON; copy it again") from None
     if not isinstance(told, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
+        raise CheckpointError(f"{file} is not a JSON object; copy it again")
     return told
 
 
@@ -133,7 +133,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
         if done is not None:
             return _of_job(done, name)
         if exports or jobs_of(place, job, "train"):
-            raise JobError(f"{name} has not exported a model yet; `smtrain run CONFIG` does")
+            raise JobError(f"{name} has not exported a model yet; `smtrain run CONFIG` exports one")
         found = Job(job, place)
         found.describe()
     except (ClientError, JobError) as error:
@@ -150,7 +150,7 @@ def _of_job(job: Any, name: str) -> FoundModel:
     if ours is not None and ours[1] == "train":
         done = exported(job, job.describe())
         if done is None:
-            raise JobError(f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` does")
+            raise JobError(f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` exports it")
         job = done
     try:
         return _in_s3(job.target, job.output, name)

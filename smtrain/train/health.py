@@ -55,8 +55,8 @@ class LossWatch:
             )
         if result.grad_norm == 0 and result.loss > 0:  # a batch without labels has loss 0
             raise SmtrainError(
-                f"the gradient is exactly 0 at step {step} (loss {result.loss:.4g}), which no model that can learn "
-                f"has: the weights are damaged; {self._remedy()}"
+                f"the gradient is exactly 0 at step {step} (loss {result.loss:.4g}), so "
+                f"nothing can be learned: the weights are damaged; {self._remedy()}"
             )
         usual = sum(self._usual) / len(self._usual) if len(self._usual) >= HISTORY // 2 else math.inf
         self._check_uniform(step, result.loss, usual)

@@ -78,8 +78,8 @@ class Position:
             if (key in state or key in _OLDEST) and json.dumps(state.get(key)) != json.dumps(expected):
                 shown = "" if key == "data" else f" ({json.dumps(state.get(key))} there, {json.dumps(expected)} here)"
                 raise CheckpointError(
-                    f"{name}: was written with another value of {_FIXED[key]}{shown}, so its place in the data means "
-                    "nothing here; restore that value, or give the run another name"
+                    f"{name}: was written with another value of {_FIXED[key]}{shown}, so its position in the data does "
+                    "not hold here; restore that value, or give the run another name"
                 )
         if told := difference(state.get("model") or {}, self.model):
             raise CheckpointError(

@@ -253,7 +253,7 @@ def test_no_code_of_a_file_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     [
         ({"tp": 4}, "does not divide the model's 2 key/value heads"),
         ({"pp": 3}, "cannot be dealt evenly to pp = 3"),
-        ({"pp": 2, "layers_per_stage": [1, 2]}, "are not the 4 layers"),
+        ({"pp": 2, "layers_per_stage": [1, 2]}, "have the model.s 4 layers together"),
         ({"pp": 2, "vpp": 3, "form": "torch"}, "vpp = 3 does not divide"),
         ({"form": "xser"}, "form: got 'xser'"),
         ({"spec": "x"}, "spec: got 'x'"),

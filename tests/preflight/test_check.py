@@ -513,7 +513,7 @@ def test_the_whole_model_of_the_api_is_kept_to() -> None:
     assert "HyperParameters['a'] has 2501 characters" in told
     assert "HyperParameters has 101 entries, 100 are allowed" in told
     assert "InputDataConfig has 21 entries, 20 are allowed" in told
-    assert "'ml.trn3.huge', which this botocore's SageMaker does not know" in told
+    assert "'ml.trn3.huge', which the installed botocore does not know" in told
     assert "Tags[0].Value does not match" in told
     assert "Tags[0].Key" not in told
     assert "Missing required parameter" in told

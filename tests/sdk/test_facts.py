@@ -132,7 +132,7 @@ def test_the_compile_cache_is_in_s3_or_in_the_warm_pool_and_never_with_the_check
         (name, "/opt/ml/checkpoints/cache"),
         ("NEURON_CC_FLAGS", "--cache_dir=/opt/ml/checkpoints/cache"),
     ):
-        with pytest.raises(smtrain.ConfigError, match=r"the compile cache may not lie in /opt/ml/checkpoints"):
+        with pytest.raises(smtrain.ConfigError, match=r"the compile cache must not be in /opt/ml/checkpoints"):
             environment(plain, environment={variable: value})
 
 

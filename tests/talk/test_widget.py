@@ -42,7 +42,7 @@ def test_what_is_typed_is_answered_in_the_box(tmp_path: Path) -> None:
     assert talk.messages[1] == first  # greedy
     box.ask("x" * 200)
     others()
-    assert "leaves no room" in box.note.value
+    assert "more than the model" in box.note.value
     box.buttons["Clear"].click()
     assert talk.messages == []
     assert box.shown.value == said(talk)

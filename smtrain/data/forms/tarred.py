@@ -38,7 +38,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
                     yield from _lines(member.name, inside, column, file)
                     continue
                 if member.size > _LARGEST:
-                    raise DataError(f"{file.path}: {member.name} has more than {_LARGEST >> 20} MiB; cut it up.")
+                    raise DataError(f"{file.path}: {member.name} has more than {_LARGEST >> 20} MiB; split it.")
                 try:
                     yield inside.read().decode()
                 except UnicodeDecodeError as error:

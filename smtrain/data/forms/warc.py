@@ -25,7 +25,7 @@ def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[obje
         about = _headers(reader)
         length = about.get("content-length", "")
         if not length.isdigit() or int(length) > _LARGEST:
-            raise DataError(f"{file.path}: record {number} tells no length that can be read; write it again.")
+            raise DataError(f"{file.path}: record {number} has no readable length; write it again.")
         body = reader.take(int(length))
         if len(body) < int(length):
             raise DataError(f"{file.path} ends within record {number}; write it again.")

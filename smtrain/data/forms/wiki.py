@@ -27,8 +27,8 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
         import mwparserfromhell
     except ImportError:
         raise DataError(
-            f"{file.path} is a MediaWiki dump, which needs the package mwparserfromhell; pip install smtrain[wiki], or "
-            "give what WikiExtractor made of it."
+            f"{file.path} is a MediaWiki dump, which needs the package mwparserfromhell; run `pip install "
+            "smtrain[wiki]`, or give WikiExtractor's output."
         ) from None
     dropped = {"file", "image", "category"}
     number = 0
@@ -40,7 +40,7 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             if root is None:
                 root = element
                 if name != "mediawiki":
-                    raise DataError(f"{file.path} is XML but no MediaWiki dump (<{name}>); give text of it.")
+                    raise DataError(f"{file.path} is XML but not a MediaWiki dump (<{name}>); give its text instead.")
             if event == "start":
                 continue
             if name == "namespace" and element.get("key") in ("6", "14"):
