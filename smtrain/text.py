@@ -27,8 +27,10 @@ _SEQUENCE = re.compile(
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _ENDS = re.compile(r"\r+\n|[\u2028\u2029]")
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
-# What a wrapped line's next lines stand below: the second column, if there is one, else the text behind a mark.
+# What a wrapped line's next lines stand below: its last column if that is far enough to the left, or its second, else
+# the text behind a mark.
 _COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
+_NEXT_COLUMN = re.compile(r"\S+(?: \S+)*  +")
 # To be copied as it stands: the terminal breaks it, and copies it without the break.
 _TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
 
@@ -76,14 +78,19 @@ def _broken(line: str, columns: int) -> str:
     line = " " * min(len(line) - len(text), columns * 2 // 5) + text
     column = _COLUMN.match(line)
     assert column is not None  # every line has it, if only empty
-    indent = column.end() if column.end() <= columns * 2 // 5 else len(line) - len(text) + 2
+    most = columns * 2 // 5
+    last = column
+    while later := _NEXT_COLUMN.match(line, last.end()):
+        last = later
+    column = last if last.end() <= most else column
+    indent = column.end() if column.end() <= most else len(line) - len(text) + 2
     lines: list[str] = []
-    start, last = 0, 0  # of the line that is being filled: its beginning, and the end of its last word
+    start, end = 0, 0  # of the line that is being filled: its beginning, and the end of its last word
     for word in _WORD.finditer(line):
-        if word.end() - start + (indent if lines else 0) > columns and last > start:
-            lines.append(line[start:last])
+        if word.end() - start + (indent if lines else 0) > columns and end > start:
+            lines.append(line[start:end])
             start = word.start()
-        last = word.end()
+        end = word.end()
     lines.append(line[start:])
     return f"\n{' ' * indent}".join(lines)
 

@@ -20,6 +20,26 @@ _PATTERNS = {
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
 
+# What pydantic says in its own words ("Input should be ..."), by the kind of fault; the names are those of its context.
+_WORDS = {
+    "string_type": "text is needed; write it in quotes",
+    "int_type": "a whole number is needed",
+    "int_parsing": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed",
+    "float_parsing": "a number is needed",
+    "finite_number": "a finite number is needed",
+    "bool_type": "it is true or false",
+    "bool_parsing": "it is true or false",
+    "tuple_type": "a list is needed, such as [a, b]",
+    "list_type": "a list is needed, such as [a, b]",
+    "less_than_equal": "it must be at most {le:,}",
+    "less_than": "it must be below {lt:,}",
+    "greater_than_equal": "it must be at least {ge:,}",
+    "greater_than": "it must be above {gt:,}",
+    "literal_error": "it is {expected}",
+}
+
 
 def key_of(detail: Any) -> tuple[list[str], str]:
     """Where pydantic found a fault: the keys on the way, and the key as it is written in a config."""
@@ -47,8 +67,15 @@ def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
         return f"{key}: got {given!r}; {words}"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{key}: got {given!r}; {message[0].lower()}{message[1:]}"
+    return f"{key}: got {given!r}; {in_words(detail)}"
+
+
+def in_words(detail: Any) -> str:
+    """What is wrong with a value, without its key, from what pydantic found."""
+    if words := _WORDS.get(detail["type"]):
+        return words.format(**detail.get("ctx", {}))
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]}"
 
 
 def _default(root: type[BaseModel], key: str) -> Any:

@@ -180,7 +180,7 @@ def test_master_weights_are_taken_when_asked(tmp_path: Path, config: dict[str, A
         ("none kept", "has no sharded_master_weights"),
         ("one less", "has no master weight"),
         ("a shape", "do not make up"),
-        ("not asked of this", "is no checkpoint of neuronx-nemo-megatron"),
+        ("not asked of this", "is not a neuronx-nemo-megatron checkpoint"),
     ],
 )
 def test_master_weights_that_are_not_whole_are_named(tmp_path: Path, change: str, words: str) -> None:

@@ -110,6 +110,9 @@ def test_what_programs_read_is_not_broken() -> None:
     ("line", "broken"),
     [
         ("cost   $1 of this run here", "cost   $1 of this\n       run here"),
+        ("ok  disk  a b c d e f g h i", "ok  disk  a b c d e\n    f g h i"),
+        ("ok  a  this is longer than", "ok  a  this is\n       longer than"),
+        ("step  1  loss 2  norm 3  eta 4", "step  1  loss 2\n      norm 3  eta 4"),
         ("! unwise: the pipeline waits", "! unwise: the\n  pipeline waits"),
         ("                      -> raise it to more", "        -> raise it\n          to more"),
         ("then `smtrain stop JOB --target local` ends", "then\n`smtrain stop JOB --target local`\nends"),
