@@ -200,5 +200,5 @@ def test_what_cannot_be_compared_is_one_sentence(given: list[str], told: str, tm
 def test_the_api_says_the_same() -> None:
     with pytest.raises(ConfigError, match="two or more"):
         smtrain.compare([])
-    with pytest.raises(DataError, match="no run, job, table or file"):
+    with pytest.raises(DataError, match="not a run, job, table or file"):
         smtrain.compare(learned(1, 5), 7)

@@ -109,7 +109,7 @@ def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: Loaded) -> 
     assert left_out == 4
     assert text == "<system>s<user>threethreethree<assistant>yes<user>four<a>"
     assert spelled(loaded, talk.asked("four"), 60)[1] > 0, "an answer may be shorter than the longest one asked for"
-    with pytest.raises(CheckpointError, match=r"with 32 new ones that is more than the model.s 64 positions"):
+    with pytest.raises(CheckpointError, match=r"with 32 for the answer that is more than the model.s 64 positions"):
         spelled(loaded, talk.asked("four" * 10), 60)
 
 
