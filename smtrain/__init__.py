@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from smtrain.submission.pipeline import pipeline
     from smtrain.talk.api import Chat, chat
     from smtrain.talk.batch import generate
+    from smtrain.tuning.api import tune
+    from smtrain.tuning.trials import Tuning
 
 __version__ = "0.1.0"
 
@@ -55,6 +57,8 @@ _HOME = {
     "plan": "smtrain.planner.api",
     "pipeline": "smtrain.submission.pipeline",
     "estimator": "smtrain.submission.estimator",
+    "tune": "smtrain.tuning.api",
+    "Tuning": "smtrain.tuning.trials",
     "push": "smtrain.handover.push",
     "register": "smtrain.handover.register",
     "check": "smtrain.preflight",
@@ -82,6 +86,7 @@ __all__ = [
     "Report",
     "Run",
     "SmtrainError",
+    "Tuning",
     "chat",
     "check",
     "compare",
@@ -98,6 +103,7 @@ __all__ = [
     "report",
     "request",
     "run",
+    "tune",
     "undeploy",
 ]
 

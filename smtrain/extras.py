@@ -24,6 +24,7 @@ MODULES = {
     "gguf": ("gguf",),
     "mlflow": ("mlflow", "sagemaker_mlflow"),
     "wandb": ("wandb",),
+    "tune": ("optuna",),
     "serve": ("fastapi", "uvicorn", "openai"),
     "hub": ("datasets",),
     "eval": ("lm_eval", "accelerate"),

@@ -21,6 +21,7 @@ COMMANDS = {
         "Take a config through all its stages: prepare, convert, train, export, generate, evaluate.",
     ),
     "launch": ("smtrain.cli.launch", "Start one stage of a config."),
+    "tune": ("smtrain.cli.tune", "Train a config several times with other values, and say which are best."),
     "pipeline": ("smtrain.cli.pipeline", "Print a config's stages as a SageMaker pipeline; --upsert creates it."),
     "list": ("smtrain.cli.list_jobs", "List jobs, newest first."),
     "status": ("smtrain.cli.status", "Show a job: state, progress, checkpoints, failure."),

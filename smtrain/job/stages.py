@@ -71,6 +71,8 @@ class Chain:
         self.given, self.target, self.look = config, target, look
         self.promised: dict[Stage, str] = {}
         """Jobs that are on their way to do a stage, where a stage may be planned before they have ended."""
+        self.lent: dict[Stage, str] = {}
+        """s3:// prefixes of what another run's stages have left, which this one reads in place of its own."""
         self.resolved: Resolved = resolve(config, target)
         self.config = self.resolved.config
         if not (self.config.data.all_sources or self.config.data.prepared):
@@ -126,6 +128,8 @@ class Chain:
 
     def output(self, stage: Stage) -> str | None:
         """Where the stage's finished job left its result; None where it has not been done."""
+        if stage in self.lent:
+            return self.lent[stage]
         base = self.base_name(stage)
         if not self.look or stage in self.promised:
             return output_uri(self.config, self.promised.get(stage, base))

@@ -99,6 +99,20 @@ SURFACE = {
     "undeploy": {"--target"},
     "register": {"--instance", "--group", "--approve", "--role", "--image", "--target"},
     "push": {"--public", "--update", "--revision", "--message", "--target"},
+    "tune": {
+        *(
+            "--over",
+            "--max-jobs",
+            "--parallel",
+            "--budget",
+            "--early-stop",
+            "--to-the-end",
+            "--out",
+            "--target",
+            "--set",
+        ),
+        *("--dry-run", "--no-check"),
+    },
     "pipeline": {"--upsert", "--start", "--name", "--target", "--set", "--no-check"},
     "serve": {"--port", "--host", "--server", "--option", "--target"},
     "convert": {

@@ -31,6 +31,7 @@ TAKES = {
     "run": ["run.yaml", "--dry-run"],
     "launch": ["run.yaml", "--dry-run"],
     "pipeline": ["run.yaml"],
+    "tune": ["run.yaml", "--over", "train.lr=1e-4,2e-4", "--budget", "0.01"],
     "config show": ["run.yaml"],
     "status": ["job"],
     "compare": ["a.jsonl", "b.jsonl"],
@@ -340,6 +341,17 @@ def of_talks() -> Iterator[Use]:
         yield Use(("deploy", "no-such-run", "--instance", "ml.g6e.xlarge", *more))
     for name in ("llama", "me/", "/llama", "me/llama/three", "me llama/x", "https://huggingface.co/me/llama", ""):
         yield Use(("push", "model", name))
+    for over, said in (
+        ("train.lr", "must look like"), ("train.lr=2..1", "must go up"), ("train.lrr=1,2", "no key train.lrr"),
+        ("compute.instance_count=1,2", "only keys of train"), ("train.seq_len=8,16", "stage prepare makes"),
+    ):  # fmt: skip
+        yield Use(("tune", "run.yaml", "--over", over), said)
+    for words, said in (
+        ([], "--over"), (["--max-jobs", "0"], "--max-jobs"), (["--max-jobs", "1"], "2 combinations"),
+        (["--parallel", "0"], "--parallel"), (["--budget", "nan"], "--budget"), (["--budget", "0.01"], "the budget of"),
+        (["--out", "run.yaml"], "run.yaml is a file"), (["--dry-run"], "--target aws"),
+    ):  # fmt: skip
+        yield Use(("tune", "run.yaml", *(["--over", "train.lr=1e-4,2e-4"] if words else []), *words), said)
     for more in (["--port", "0"], ["--port", "x"], ["--server", "tgi"], ["--option", "=1"]):
         yield Use(("serve", "tokenizer", *more))
 

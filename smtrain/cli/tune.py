@@ -1,0 +1,72 @@
+"""`smtrain tune CONFIG --over KEY=VALUES`: which values train best."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Optional
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.typed import typed
+from smtrain.text import say
+
+app = options.app()
+
+
+@app.command()
+def tune(
+    config: options.Config,
+    over: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            metavar="KEY=VALUES", help="What to change, as train.lr=log:1e-5..1e-3 or train.seed=1,2; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    max_jobs: Annotated[int, typer.Option("--max-jobs", help="How many trials at most.")] = 12,
+    parallel: Annotated[int, typer.Option("--parallel", help="How many run at a time.")] = 1,
+    budget: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Dollars that all may cost; default: compute.price_limit.", show_default=False),
+    ] = None,
+    early_stop: Annotated[
+        bool, typer.Option("--early-stop/--to-the-end", help="Stop trials whose val_loss is behind the others'.")
+    ] = True,
+    out: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FOLDER", help="For the best config, trials and picture; default: ./NAME-tuning.",
+                     show_default=False),
+    ] = None,
+    target: options.To = None,
+    set_: options.Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tuning job's request; AWS alone.")] = False,
+    no_check: options.NoCheck = False,
+) -> None:  # fmt: skip
+    """Train a config several times with other values; the table shows which are best, best.yaml has them."""
+    from smtrain.errors import ConfigError
+    from smtrain.planner.resolve import load_config
+    from smtrain.tuning import api
+
+    options.folder_of("--out", out)
+    typed({"max_jobs": "--max-jobs", "parallel": "--parallel", "budget": "--budget", "out": "--out"})
+    where = options.name_of(target)
+    asked = {"over": over or [], "max_jobs": max_jobs, "parallel": parallel, "budget": budget}
+    if dry_run:
+        loaded = load_config(config, set_=set_ or (), target=where)
+        if loaded.target != "aws":
+            raise ConfigError(["--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
+                               "--target aws"])  # fmt: skip
+        request = api.tuning_job(loaded, **asked, early_stop=early_stop, target=where)  # type: ignore[arg-type]
+        say(json.dumps(request, indent=2), whole=True)
+        return
+    loaded = load_config(config, set_=set_ or (), target=where)
+    found = api.tune(
+        loaded, **asked, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
+        check=not no_check,
+    )  # fmt: skip
+    say(found)
+    for path in found.files:
+        say(path)
+    if found.best is None:
+        raise typer.Exit(1)

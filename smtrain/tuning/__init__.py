@@ -1,0 +1,1 @@
+"""Several trainings of one config with other values, and the best of them."""
