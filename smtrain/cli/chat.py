@@ -45,7 +45,16 @@ Where = Annotated[
 
 @app.command()
 def chat(
-    model: Model,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="MODEL", show_default=False, help="Hugging Face folder or adapter, run, job, or s3:// prefix."
+        ),
+    ] = None,
+    endpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="A SageMaker endpoint, in place of MODEL.", show_default=False),
+    ] = None,
     compare: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="BASE", help="A second model, which answers beside it.", show_default=False),
@@ -71,16 +80,25 @@ def chat(
     seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0,
     target: Where = None,
 ) -> None:
-    """Talk to a model, which is loaded on this machine. /help lists what can be typed besides questions."""
+    """Talk to a model, which is loaded here, or to an endpoint. /help lists what can be typed besides questions."""
     from smtrain.talk.api import chat as begin
     from smtrain.talk.terminal import Terminal
 
-    typed(FLAGS)
+    typed(
+        FLAGS
+        | {
+            "endpoint": "--endpoint",
+            "compare": "--compare",
+            "adapter": "--adapter",
+            "template": "--template",
+            "model": "MODEL",
+        }
+    )
     narrowed: dict[str, Any] = {
         name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
     }
     talk = begin(
-        model, compare=compare, adapter=adapter, system=system, template=template, turns=turns,
+        model, compare=compare, adapter=adapter, system=system, template=template, turns=turns, endpoint=endpoint,
         target=options.name_of(target), say=lambda text: say(text, error=True), max_new_tokens=max_new_tokens,
         temperature=temperature, stop=tuple(stop or ()), seed=seed, **narrowed,
     )  # fmt: skip

@@ -1,8 +1,7 @@
-"""What was said: spelled by the model's chat template, cut to the turns and tokens that there is room for."""
+"""What was said, spelled by the model's chat template, cut to the turns and tokens that there is room for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +10,7 @@ import torch
 from smtrain.errors import CheckpointError, first_line
 from smtrain.generation.generating import encoded
 from smtrain.generation.load import Loaded
-
-Message = dict[str, str]
-
-
-@dataclass
-class Conversation:
-    """Questions and answers in turn, and the system prompt before them."""
-
-    system: str | None = None
-    turns: int | None = None
-    """How many earlier questions with their answers go before a new one; None: as many as there is room for."""
-    messages: list[Message] = field(default_factory=list)
-
-    def asked(self, text: str) -> list[Message]:
-        """The messages of a new question, after those that are kept of the earlier ones."""
-        kept = self.messages if self.turns is None else self.messages[-2 * self.turns :] if self.turns else []
-        first = [{"role": "system", "content": self.system}] if self.system else []
-        return [*first, *kept, {"role": "user", "content": text}]
-
-    def add(self, question: str, answer: str) -> None:
-        """Remember a question and its answer."""
-        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-    def take_back(self) -> str | None:
-        """Forget the last question and its answer; gives the question. None where nothing was asked."""
-        if not self.messages:
-            return None
-        question = self.messages[-2]["content"]
-        del self.messages[-2:]
-        return question
+from smtrain.generation.turns import Message
 
 
 def set_template(loaded: Loaded, file: Path | None) -> None:

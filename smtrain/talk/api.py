@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,12 @@ from smtrain.errors import CheckpointError, ConfigError
 from smtrain.extras import collector_paused
 from smtrain.generation.room import refuse_too_large
 from smtrain.generation.sampling import Sampling
+from smtrain.generation.turns import Conversation
 from smtrain.talk.models import FoundModel, find
 from smtrain.text import Say, clean
 
 if TYPE_CHECKING:
-    from smtrain.generation.conversation import Conversation
-    from smtrain.generation.load import Loaded
+    pass
 
 # A conversation's own defaults: greedy answers of small models repeat themselves.
 DRAWN = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
@@ -30,7 +31,8 @@ class Speaker:
 
     name: str
     """What its answers are headed with; empty if it is alone."""
-    loaded: Loaded
+    loaded: Any
+    """`smtrain.generation.load.Loaded`; None where the model is elsewhere."""
     plain: bool
     """Without the model's adapter."""
     conversation: Conversation
@@ -131,11 +133,13 @@ class Chat:
 
 @public
 def chat(
-    model: Any, *, compare: Any = None, adapter: Any = None, system: str | None = None,
+    model: Any = None, *, compare: Any = None, adapter: Any = None, system: str | None = None,
     template: str | Path | None = None, turns: int | None = None, sampling: Sampling | None = None,
-    target: TargetName | None = None, say: Say = lambda _: None, **settings: Any,
+    endpoint: str | None = None, target: TargetName | None = None, say: Say = lambda _: None, **settings: Any,
 ) -> Chat:  # fmt: skip
     """A conversation with a model, loaded here. The memory is counted before anything is loaded.
+
+    With `endpoint` the model is that of a SageMaker endpoint, and nothing is loaded.
 
     Args:
         model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix.
@@ -146,6 +150,7 @@ def chat(
         turns: How many earlier questions, with their answers, go before a new one. Default: as many as there is room.
         sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and 0.95 of probability;
             with `temperature=0` the likeliest token each time.
+        endpoint: A SageMaker endpoint, such as `smtrain.deploy` makes, in place of `model`.
         target: `local` or `aws`: where a run, job or s3:// prefix is. Default: here if it is known here, else AWS.
         say: Takes what is told meanwhile.
         **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
@@ -157,7 +162,7 @@ def chat(
     Raises:
         CheckpointError: There is no model or chat template, the adapter is for another model, or the memory of this
             machine does not hold it.
-        ConfigError: A setting has no meaning.
+        ConfigError: A setting has no meaning, or neither or both of model and endpoint are given.
         JobError: No run or job of that name has a model.
 
     Examples:
@@ -169,10 +174,28 @@ def chat(
     drawn = known_settings(sampling or _usual(settings), settings)
     if turns is not None and turns < 0:
         raise ConfigError([f"turns: got {turns}; at least 0 is needed"])
+    if endpoint is not None:
+        from smtrain.talk.endpoint import EndpointChat
+
+        _refuse_beside_endpoint(
+            endpoint, {"model": model, "compare": compare, "adapter": adapter, "template": template}
+        )
+        return EndpointChat(endpoint, drawn, system, turns, target)
+    if model is None:
+        raise ConfigError(["model: is missing; name a folder, run, job or s3:// prefix, or an endpoint"])
     found, other, on_top = chosen(model, compare, adapter, target)
     needs = [found.need, *([on_top.need] if on_top else []), *([other.need] if other else [])]
     refuse_too_large(needs)
     return _loaded(found, other, on_top, compare is not None, drawn, system, template, turns, say)
+
+
+def _refuse_beside_endpoint(endpoint: str, given: dict[str, Any]) -> None:
+    """Raise `ConfigError` for what an endpoint has decided already, and for what cannot be its name."""
+    if beside := next((key for key, value in given.items() if value is not None), None):
+        raise ConfigError([f"{beside}: endpoint {endpoint} serves one model in its own way; leave one of the two out"])
+    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", endpoint):
+        raise ConfigError([f"endpoint: {endpoint!r} cannot be the name of an endpoint; it has letters, digits and "
+                           "hyphens, at most 63"])  # fmt: skip
 
 
 def _usual(settings: dict[str, Any]) -> Sampling:
@@ -224,7 +247,7 @@ def _loaded(
     system: str | None, template: str | Path | None, turns: int | None, say: Say,
 ) -> Chat:  # fmt: skip
     with collector_paused():
-        from smtrain.generation.conversation import Conversation, set_template
+        from smtrain.generation.conversation import set_template
         from smtrain.generation.generating import quiet
         from smtrain.generation.load import load
 

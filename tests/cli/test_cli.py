@@ -85,7 +85,7 @@ SURFACE = {
     "download": {"--target", "--what", "--overwrite"},
     "chat": {
         *("--compare", "--adapter", "--system", "--template", "--turns", "--max-new-tokens", "--temperature"),
-        *("--top-k", "--top-p", "--stop", "--seed", "--target"),
+        *("--top-k", "--top-p", "--stop", "--seed", "--endpoint", "--target"),
     },
     "generate": {
         *("--prompt", "--out", "--overwrite", "--chat", "--system", "--adapter", "--template", "--batch", "--stream"),

@@ -333,6 +333,9 @@ def of_talks() -> Iterator[Use]:
     ):  # fmt: skip
         yield Use(("generate", "model", *more))
     yield Use(("chat", "model", "--turns", "-1"))
+    yield Use(("chat", "model", "--endpoint", "llama"), "leave one of the two out")
+    for name in ("", "a b", "x" * 64, "-x"):
+        yield Use(("chat", "--endpoint", name), "cannot be the name of an endpoint")
     for name in NAMES:
         yield Use(("undeploy", name, "--target", "local"))
         yield Use(("register", name, "--instance", "ml.g6e.xlarge", "--target", "local"))

@@ -11,11 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from smtrain.errors import CheckpointError, ConfigError
-from smtrain.generation.conversation import Conversation, set_template, spelled
+from smtrain.generation.conversation import set_template, spelled
 from smtrain.generation.generating import complete, encoded, stream
 from smtrain.generation.load import Loaded, load
 from smtrain.generation.room import need_of, refuse_too_large, weights_in
 from smtrain.generation.sampling import Sampling, cut_at, held_back
+from smtrain.generation.turns import Conversation
 from tests.model.test_generate import make
 
 TEMPLATE = (
