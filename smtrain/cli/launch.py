@@ -34,11 +34,12 @@ def launch(
 ) -> None:
     """Start one stage of a config and follow it."""
     from smtrain.cli.price_check import planned
+    from smtrain.job.git_tag import tagged
     from smtrain.planner.resolve import load_config
     from smtrain.submission.api import launch as launch_stage
 
     where, view = options.name_of(target), options.view_of(plain, every)
-    loaded = load_config(config, set_=options.keys_of(set_, from_step, docker), target=where)
+    loaded = tagged(load_config(config, set_=options.keys_of(set_, from_step, docker), target=where))
     dry = dry_run or show_uploads
     options.here_alone(docker, where or loaded.target)
     if stage.value == "train":

@@ -43,6 +43,7 @@ def run(
 ) -> None:
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.price_check import planned
+    from smtrain.job.git_tag import tagged
     from smtrain.job.stages import stages_of
     from smtrain.place.choose import target_of
     from smtrain.planner.resolve import load_config
@@ -50,7 +51,7 @@ def run(
 
     options.folder_of("--download", download)
     where, dry = options.name_of(target), dry_run or show_uploads
-    loaded = load_config(config, set_=options.keys_of(set_, from_step, docker), target=where)
+    loaded = tagged(load_config(config, set_=options.keys_of(set_, from_step, docker), target=where))
     options.here_alone(docker, where or loaded.target)
     loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
     if show_uploads:

@@ -45,6 +45,7 @@ def tune(
 ) -> None:  # fmt: skip
     """Train a config several times with other values; the table shows which are best, best.yaml has them."""
     from smtrain.errors import ConfigError
+    from smtrain.job.git_tag import tagged
     from smtrain.planner.resolve import load_config
     from smtrain.tuning import api
 
@@ -60,7 +61,7 @@ def tune(
         request = api.tuning_job(loaded, **asked, early_stop=early_stop, target=where)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), whole=True)
         return
-    loaded = load_config(config, set_=set_ or (), target=where)
+    loaded = tagged(load_config(config, set_=set_ or (), target=where))
     found = api.tune(
         loaded, **asked, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
         check=not no_check,

@@ -19,6 +19,7 @@ from smtrain.follow.reading import pages
 from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from smtrain.handle.results import stage_of
+from smtrain.job import git_tag
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
 
@@ -67,6 +68,8 @@ class RunAccount:
     """Which versions the newest train job runs with, as its log says."""
     profile: str | None = None
     """Which part of a step takes how long, if its log says."""
+    commit: str | None = None
+    """The git commit of the folder that the newest train job was started from, if its tags say."""
 
     def of(self, stage: str) -> list[JobAccount]:
         return [job for job in self.jobs if job.stage == stage]
@@ -105,6 +108,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
         _texts(found),
         _line(found, SOFTWARE),
         _line(found, PROFILE),
+        _commit(found),
     )
 
 
@@ -187,6 +191,16 @@ def _line(run: RunAccount, prefix: str) -> str | None:
     read = pages(run.target, jobs[-1].name, None, began, f'"{prefix}"')
     found = [line.text.removeprefix(prefix) for page in read for line in page if line.text.startswith(prefix)]
     return found[-1] if found else None
+
+
+def _commit(run: RunAccount) -> str | None:
+    from botocore.exceptions import ClientError
+
+    job = run.last("train") or run.jobs[-1]
+    try:
+        return git_tag.read(run.target.tags(job.told))
+    except ClientError:  # who may describe a job need not be allowed to list its tags
+        return None
 
 
 def _left(run: RunAccount, stage: str, file: str) -> Any:

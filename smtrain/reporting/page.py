@@ -201,6 +201,8 @@ def _environment(run: RunAccount) -> str:
     job = run.last("train") or run.jobs[-1]
     told = job.told
     rows = [["image", _text(told["AlgorithmSpecification"]["TrainingImage"])], ["machines", _text(job.cost.machines)]]
+    if run.commit:
+        rows.append(["git commit", _text(run.commit)])
     if run.software:
         rows.append(["software", _text(run.software)])
     shown = {key: told.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}

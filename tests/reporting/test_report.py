@@ -34,6 +34,7 @@ def run(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pyt
         "train": {"steps": 8, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3,
                   "validation": {"fraction": 0.1, "interval": 4, "batches": 2}, "profile": {"steps": 1}},
         "compute": {"processes_per_instance": 1}, "generate": {"prompts": ["the <b>red"], "max_new_tokens": 4},
+        "tags": {"smtrain:git": f"{'0' * 40} with changes"},
     }  # fmt: skip
     return smtrain.run(raw, say=lambda _: None)
 
@@ -66,6 +67,7 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     assert f"{run.loss[-1]:.4f}" in text
     judged = [record["val_loss"] for record in run.records if "val_loss" in record]
     assert f"{min(judged):.4f}" in text
+    assert f"{'0' * 40} with changes" in text, "the commit that a tag of its jobs names"
     assert "the &lt;b&gt;red" in text, "what a model wrote is text"
     assert f"smtrain {smtrain.__version__}, torch {torch.__version__.partition('+')[0]}" in text
     assert re.search(r"a step takes [0-9.]+ s: .*forward and backward [0-9.]+ %", text)

@@ -70,11 +70,12 @@ def test_what_is_wrong_is_a_sentence_with_the_text(raw: dict[str, Any], over: st
 
 def test_limits_that_cannot_be_kept_are_refused_before_anything_starts(raw: dict[str, Any], tmp_path: Any) -> None:
     rates = ["train.lr=1e-4,2e-4,3e-4"]
-    for wrong, said in (
+    wrongs: tuple[tuple[dict[str, Any], str], ...] = (
         ({"max_jobs": 2}, "3 combinations"), ({"max_jobs": 0}, "max_jobs"), ({"parallel": 0}, "parallel"),
         ({"budget": -1}, "budget"), ({"over": []}, "names no key"),
         ({"over": [*rates, "train.lr=1e-5..1e-4"]}, "given twice"),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for wrong, said in wrongs:
         with pytest.raises(ConfigError, match=said):
             smtrain.tune(raw, **{"over": rates, **wrong})
     slurm = raw | {"target": "slurm", "cluster": {"shared": str(tmp_path)}}
