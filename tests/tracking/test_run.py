@@ -63,3 +63,28 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
     curves = read(tmp_path / "live")
     assert [step for step, _ in curves["train/loss"]] == [row["step"] for row in rows]
     assert [loss for _, loss in curves["train/loss"]] == pytest.approx([row["loss"] for row in rows])
+
+
+def test_a_job_that_tracks_itself_needs_nobody_who_follows_it(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    raw: dict[str, Any] = {
+        "name": "tracks-itself", "model": {"path": trained_inputs["model"], "init": "scratch"},
+        "data": {"path": trained_inputs["text"]},
+        "train": {"steps": 3, "global_batch_size": 2, "seq_len": 32, "precision": "fp32"},
+        "compute": {"processes_per_instance": 1},
+    }  # fmt: skip
+    smtrain.launch(raw, stage="prepare", say=lambda _: None)
+    with mlflow_server(tmp_path / "server", free_port()) as uri:
+        raw["track"] = {"mlflow": uri, "experiment": "itself", "by": "job"}
+        job = smtrain.launch(raw, stage="train", wait=False, say=lambda _: None).wait()
+        client = MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name("itself")
+        assert found is not None, [line.text for line in job.lines()]
+        [kept] = client.search_runs([found.experiment_id])
+        points = sorted((m.step, m.value) for m in client.get_metric_history(kept.info.run_id, "loss"))
+        assert kept.info.status == "FINISHED"
+        assert kept.data.tags["smtrain.job"] == job.name
+    job.download(tmp_path / "metrics", "metrics")
+    rows = [json.loads(line) for line in (tmp_path / "metrics/metrics.jsonl").read_text().splitlines()]
+    assert points == [(row["step"], pytest.approx(row["loss"])) for row in rows]

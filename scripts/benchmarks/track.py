@@ -1,0 +1,106 @@
+"""What a tracker that hangs costs a training: an MLflow server that takes connections and never answers, behind the
+queue that jobs use. Blocks of steps with and without it alternate in one process; `over` is the median of their ratios
+less 1, `in_log` the share of a step that is spent in the call itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from smtrain.config.track import Track
+from smtrain.tracking.buffer import TrackedStep
+from smtrain.tracking.open import open_trackers
+from smtrain.tracking.settings import Tracked
+
+
+def main() -> None:
+    """Train beside a hanging tracker and print what it took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--blocks", type=int, default=200, help="pairs of blocks")
+    parser.add_argument("--steps", type=int, default=5, help="of a block")
+    parser.add_argument("--width", type=int, default=256, help="of the layers that are trained")
+    options = parser.parse_args()
+    told = measure(options.blocks, options.steps, options.width)
+    print(json.dumps(told) if options.json else "\n".join(f"{name:15} {value}" for name, value in told.items()))
+
+
+class Hanging:
+    """A port that takes every connection and says nothing."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.asked = threading.Event()
+        self._held: list[socket.socket] = []
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def _take(self) -> None:
+        while True:
+            self._held.append(self.socket.accept()[0])
+            self.asked.set()
+
+
+def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
+    """Medians over pairs of blocks, which share whatever else the machine does."""
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6)))
+    optimizer, rows = torch.optim.AdamW(model.parameters()), torch.randn(64, width)
+
+    def step() -> float:
+        loss = model(rows).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    server, said = Hanging(), list[str]()
+    told = Tracked("bench", "bench-train-1", "bench", "1", {}, {})
+    with tempfile.TemporaryDirectory() as folder:
+        track = Track(mlflow=f"http://127.0.0.1:{server.port}", by="job")
+        (tracker,) = open_trackers(track, told, Path(folder), said.append, lambda _: "")
+        began = time.process_time()
+        tracker.log(TrackedStep(0, 0, {"loss": step()}))
+        if not server.asked.wait(120):  # its libraries are loaded by then, beside the first steps
+            raise SystemExit(f"the tracker never asked its server: {said}")
+        start = time.process_time() - began
+        wall: list[float] = []
+        processor: list[float] = []
+        logging = stepping = 0.0
+        done = 0
+        for block in range(blocks):
+            seen: dict[bool, tuple[float, float]] = {}
+            for tracked in (True, False) if block % 2 else (False, True):
+                at, used = time.perf_counter(), time.process_time()
+                for _ in range(steps):
+                    loss = step()
+                    if tracked:
+                        done += 1
+                        before = time.perf_counter()
+                        tracker.log(TrackedStep(done, done, {"loss": loss, "grad_norm": 1.0, "lr": 1e-4}))
+                        logging += time.perf_counter() - before
+                seen[tracked] = time.perf_counter() - at, time.process_time() - used
+                stepping += seen[tracked][0] if not tracked else 0.0
+            wall.append(seen[True][0] / seen[False][0])
+            processor.append(seen[True][1] / seen[False][1])
+        kept = tracker.close(None, 0.1)
+    return {
+        "step_ms": round(1000 * stepping / (blocks * steps), 3),
+        "over": round(statistics.median(wall) - 1, 5),
+        "over_cpu": round(statistics.median(processor) - 1, 5),
+        "in_log": round(logging / stepping, 6),
+        "kept": kept,
+        "start_cpu_s": round(start, 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
