@@ -8,6 +8,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
+from smtrain.errors import ConfigError
 from smtrain.text import say
 
 app = options.app()
@@ -84,16 +85,9 @@ def chat(
     from smtrain.talk.api import chat as begin
     from smtrain.talk.terminal import Terminal
 
-    typed(
-        FLAGS
-        | {
-            "endpoint": "--endpoint",
-            "compare": "--compare",
-            "adapter": "--adapter",
-            "template": "--template",
-            "model": "MODEL",
-        }
-    )
+    typed(FLAGS | {key: f"--{key}" for key in ("endpoint", "compare", "adapter", "template")})
+    if model is None and endpoint is None:
+        raise ConfigError(["missing argument MODEL; name a folder, run, job or s3:// prefix, or give --endpoint NAME"])
     narrowed: dict[str, Any] = {
         name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
     }
