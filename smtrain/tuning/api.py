@@ -29,7 +29,7 @@ from smtrain.preflight.api import before
 from smtrain.submission.api import launch
 from smtrain.text import Say
 from smtrain.tuning import managed
-from smtrain.tuning.loop import Limits, TrialLoop, lent
+from smtrain.tuning.loop import TrialLoop, TuningLimits, lent
 from smtrain.tuning.search import search_of
 from smtrain.tuning.space import Axis, axes_of, grid, try_ends, with_values
 from smtrain.tuning.trials import Tuning, TuningRecord
@@ -148,13 +148,13 @@ def _key(chain: Chain, axes: Sequence[Axis]) -> str:
 
 def _limits(
     config: JobConfig, axes: Sequence[Axis], max_jobs: int, parallel: int, budget: float | None, early_stop: bool
-) -> Limits:
+) -> TuningLimits:
     """How many trials may run; raises `JobError` where they would pass the budget, before anything is started."""
     count = max_jobs if any(axis.ranged for axis in axes) else len(grid(axes))
     early = early_stop and config.train.validation is not None
     budget = config.compute.price_limit if budget is None else budget
     if budget is None:
-        return Limits(count, parallel, early)
+        return TuningLimits(count, parallel, early)
     try:
         planned = plan(config, target=config.target).dollars_by_item
     except ConfigError as error:
@@ -174,7 +174,7 @@ def _limits(
             f"{count} trials cost some ${total:,.2f} (${one:,.2f} each, ${once:,.2f} once), above the budget of "
             f"${budget:,.2f}; {remedy}"
         )
-    return Limits(count, parallel, early, one, budget - once)
+    return TuningLimits(count, parallel, early, one, budget - once)
 
 
 def _train_dollars(config: JobConfig, axis: Axis, value: str) -> float:
@@ -182,7 +182,7 @@ def _train_dollars(config: JobConfig, axis: Axis, value: str) -> float:
     return plan(with_values(config, {axis.key: value}), target=config.target).dollars_by_item.get("train", 0.0)
 
 
-def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: Limits) -> dict[str, Any]:
+def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningLimits) -> dict[str, Any]:
     config = chain.config
     seconds = None
     if limits.budget is not None:
@@ -201,7 +201,9 @@ def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: Limits)
     )  # fmt: skip
 
 
-def _on_aws(chain: Chain, axes: Sequence[Axis], objective: str, limits: Limits, say: Say) -> tuple[str, list[Any]]:
+def _on_aws(
+    chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningLimits, say: Say
+) -> tuple[str, list[Any]]:
     place, planned = sagemaker(chain.target), chain.plan("train")
     upload_all(place, list(planned.uploads), say)
     upload_all(place, travelling(planned.request, place, say), say)

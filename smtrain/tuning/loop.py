@@ -29,7 +29,7 @@ _NAME = 36  # characters of a run's name
 
 
 @dataclass(frozen=True)
-class Limits:
+class TuningLimits:
     """What a tuning may take."""
 
     max_jobs: int
@@ -51,7 +51,7 @@ class TrialLoop:
     """Keeps so many trials running until there have been enough."""
 
     def __init__(
-        self, base: Chain, shared: dict[Stage, str], objective: str, search: Search, limits: Limits,
+        self, base: Chain, shared: dict[Stage, str], objective: str, search: Search, limits: TuningLimits,
         record: TuningRecord, say: Say,
     ) -> None:  # fmt: skip
         self.base, self.shared, self.objective, self.search = base, shared, objective, search
