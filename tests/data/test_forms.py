@@ -159,7 +159,7 @@ def test_xml_that_is_no_dump(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text("<feed><entry/></feed>")
     (tmp_path / "b.txt").write_text("a text")
     assert [file.name for file in find_files(tmp_path)] == ["b.txt"]
-    with pytest.raises(DataError, match="no MediaWiki dump"):
+    with pytest.raises(DataError, match="not a MediaWiki dump"):
         read(tmp_path / "a.xml")
     pytest.importorskip("mwparserfromhell")
     (tmp_path / "c.xml").write_text(DUMP[:900])
