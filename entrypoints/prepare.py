@@ -13,6 +13,8 @@ from smtrain.contract.container import Container
 from smtrain.train.entry import main
 
 if TYPE_CHECKING:
+    from smtrain.config.data import Data
+    from smtrain.data.cleaning import Cleaning
     from smtrain.data.cluster.together import MeetingPoint
     from smtrain.data.holdout import HoldOut
     from smtrain.data.parts import Parts
@@ -60,8 +62,18 @@ def machines(container: Container) -> MeetingPoint | None:
     )
 
 
+def cleaning(data: Data) -> Cleaning:
+    """What is done to documents before they become tokens."""
+    from smtrain.data.cleaning import Cleaning, NearDuplicates
+
+    near = data.near_duplicates
+    return Cleaning(
+        data.unicode, data.strip_control, data.min_characters, data.deduplicate, data.filters, data.pii,
+        data.phone_region, NearDuplicates(**near.model_dump()) if near else None,
+    )  # fmt: skip
+
+
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.data.cleaning import Cleaning
     from smtrain.data.hub import HUB
     from smtrain.data.prepare import assist, prepare
     from smtrain.data.sft import assist_sft, prepare_sft
@@ -90,7 +102,7 @@ def stage(config: JobConfig, container: Container) -> None:
         else {
             "text_column": data.text_column,
             "separator": data.separator,
-            "cleaning": Cleaning(data.unicode, data.strip_control, data.min_characters, data.deduplicate),
+            "cleaning": cleaning(data),
         }
     )
     together = machines(container)
@@ -113,6 +125,8 @@ def stage(config: JobConfig, container: Container) -> None:
         )
     for reason, count in manifest.dropped.items():
         print(f"left out: {count} {reason}", flush=True)
+    for what, count in manifest.noted.items():
+        print(f"found: {count} {what}", flush=True)
     for line in manifest.bad_lines:
         print(f"skipped: {line}", flush=True)
 

@@ -10,20 +10,13 @@ from typing import Annotated, Any, Literal, Optional, cast
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.data_given import holdout, named, unescaped
+from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, holdout, named, unescaped
+from smtrain.cli.data_report import report
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.text import say
 
 app = options.app()
-FLAGS = {
-    "train.seq_len": "--seq-len", "seq_len": "--seq-len", "train.objective: sft": "--objective sft",
-    "train.objective: pretrain": "--objective pretrain", "train.objective": "--objective", "model.path": "--model",
-    "data.format": "--format", "data.text_column": "--text-column", "data.separator": "--separator",
-    "train.validation.fraction": "--validation-fraction", "train.validation.path": "--validation-path",
-    "train.validation.split": "--validation-split", "data.max_bad": "--max-bad", "data.encoding": "--encoding",
-    "set append_eod to false": "give --no-eod", "shares": "SHARE",
-}  # fmt: skip
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="What to write.", show_default=False)]
@@ -57,6 +50,10 @@ def prepare(
     strip_control: Annotated[bool, typer.Option("--strip-control", help="Remove control characters.")] = False,
     min_characters: Annotated[int, typer.Option(min=0, help="Leave out shorter documents.")] = 0,
     deduplicate: Annotated[bool, typer.Option("--deduplicate", help="Leave out exact duplicates.")] = False,
+    filters: Filters = None,
+    near_duplicates: Near = None,
+    pii: Pii = None,
+    phone_region: PhoneRegion = None,
     max_bad: Annotated[int, typer.Option(min=0, help="Unreadable records to skip before giving up.")] = 0,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
     objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
@@ -81,8 +78,6 @@ def prepare(
         raise ConfigError(
             [f"--objective {objective}, --overlong {overlong}: must be pretrain or sft, truncate or drop"]
         )
-    if unicode not in ("none", "nfc", "nfkc"):
-        raise ConfigError([f"--unicode {unicode}: must be none, nfc or nfkc"])
     if encoding is not None:
         try:
             codecs.lookup(encoding)
@@ -91,6 +86,7 @@ def prepare(
                 [f"--encoding {encoding}: Python knows no such encoding; name one such as cp1252"]
             ) from None
     typed(FLAGS)
+    cleaned = cleaning(unicode, strip_control, min_characters, deduplicate, filters, near_duplicates, pii, phone_region)
     options.folder_of("OUT", output)
     for given in inputs:
         named("INPUT", given)
@@ -100,18 +96,18 @@ def prepare(
         "overwrite": overwrite, "holdout": holdout(validation_fraction, validation_path, validation_split),
     }  # fmt: skip
     if objective == "sft":
+        if cleaned.refines:
+            raise ConfigError(["--filter, --near-duplicates, --pii: are for --objective pretrain; leave them out"])
         from smtrain.data.sft import prepare_sft
 
         made = prepare_sft(
             inputs, Path(output), Path(model), overlong=cast(Literal["truncate", "drop"], overlong), **common
         )
     else:
-        from smtrain.data.cleaning import Cleaning
         from smtrain.data.prepare import prepare as prepare_text
 
-        cleaning = Cleaning(cast(Literal["none", "nfc", "nfkc"], unicode), strip_control, min_characters, deduplicate)
         made = prepare_text(
-            inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaning, append_eod=not no_eod,
+            inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaned, append_eod=not no_eod,
             separator=unescaped(separator), **common,
         )  # fmt: skip
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
@@ -121,6 +117,8 @@ def prepare(
         say(f"held out for validation: {held_out['documents']:,} documents, {held_out['tokens']:,} tokens")
     for reason, count in made.dropped.items():
         say(f"left out: {count:,} {reason}")
+    for what, count in made.noted.items():
+        say(f"found: {count:,} {what}")
     for line in made.bad_lines:
         say(f"skipped: {line}")
 
@@ -207,45 +205,7 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@app.command()
-def report(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3:// or hf://.")],
-    out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
-    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,  # noqa: UP045
-    against: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable.", show_default=False),
-    ] = None,
-    form: Annotated[str, typer.Option("--format", help="Same as for `smtrain data prepare`.")] = "auto",
-    text_column: Annotated[str, typer.Option(help="Same as for `smtrain data prepare`.")] = "text",
-    limit_mb: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.", show_default=False),
-    ] = None,
-    overwrite: options.Overwrite = False,
-) -> None:
-    """Write an HTML page on text: lengths, duplicates, scripts, repeated lines, overlap with tests."""
-    typed(FLAGS)
-    for given in [*inputs, *(against or [])]:
-        named("INPUT or --against", given)
-    named("--out", out)
-    from smtrain.data import report as reports
-    from smtrain.data.manifest import refuse_others
-    from smtrain.data.report_page import page
-
-    if not overwrite:
-        refuse_others(Path(out))
-    if Path(out).is_dir() or not Path(out).parent.is_dir():
-        raise ConfigError([f"--out {out}: its folder is not there; name a file in a folder that is"])
-    made = reports.report(
-        inputs, Path(model) if model else None, against or (), text_column=text_column, format=cast(Any, form),
-        most_bytes=round(limit_mb * 1e6) if limit_mb else None,
-    )  # fmt: skip
-    Path(out).write_text(page(made), "utf-8")
-    documents, duplicates = (sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates"))
-    say(f"{out}: {documents:,} documents, {duplicates:,} of them exact duplicates")
-    if made.tested:
-        say(f"{made.tested[1]:,} of {made.tested[0]:,} tested texts overlap with them")
+app.command()(report)
 
 
 @app.command()

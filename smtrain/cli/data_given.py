@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Optional
+
+import typer
+from pydantic import ValidationError
 
 from smtrain.errors import ConfigError
+
+FLAGS = {
+    "train.seq_len": "--seq-len", "seq_len": "--seq-len", "train.objective: sft": "--objective sft",
+    "train.objective: pretrain": "--objective pretrain", "train.objective": "--objective", "model.path": "--model",
+    "data.format": "--format", "data.text_column": "--text-column", "data.separator": "--separator",
+    "train.validation.fraction": "--validation-fraction", "train.validation.path": "--validation-path",
+    "train.validation.split": "--validation-split", "data.max_bad": "--max-bad", "data.encoding": "--encoding",
+    "set append_eod to false": "give --no-eod", "shares": "SHARE", "data.filters": "--filter",
+    "data.near_duplicates": "--near-duplicates", "data.pii": "--pii", "data.workers": "--workers",
+    "filters": "--filter", "near_duplicates.similarity": "--near-duplicates", "pii": "--pii",
+    "phone_region": "--phone-region", "unicode": "--unicode",
+}  # fmt: skip
+Filters = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--filter",
+        help="Quality filter: gopher_quality, gopher_repetition, c4 or fineweb; repeatable.",
+        show_default=False,
+    ),
+]
+Near = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--near-duplicates", help="Similarity from which documents are near duplicates.", show_default=False),
+]
+Pii = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--pii", help="Personal data: mask, drop or count.", show_default=False),
+]
+PhoneRegion = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--phone-region", help="Country of phone numbers without their code: US...", show_default=False),
+]
 
 
 def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
@@ -26,6 +61,32 @@ def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
     from smtrain.data.holdout import HoldOut
 
     return HoldOut(fraction, shares, path) if told else None
+
+
+def cleaning(
+    unicode: str, strip_control: bool, min_characters: int, deduplicate: bool, filters: list[str] | None,
+    near_duplicates: float | None, pii: str | None, phone_region: str | None,
+) -> Any:  # fmt: skip
+    """What is done to documents. Raises `ConfigError` for what the config would refuse in section data."""
+    from smtrain.config.data import Data
+    from smtrain.config.sentences import key_of, sentence_of
+    from smtrain.data.cleaning import Cleaning, NearDuplicates
+
+    values = {
+        "unicode": unicode, "filters": filters or (), "pii": pii, "phone_region": phone_region,
+        "near_duplicates": {"similarity": near_duplicates} if near_duplicates is not None else None,
+    }  # fmt: skip
+    try:
+        data = Data.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError([sentence_of(Data, key_of(found)[1], found) for found in error.errors()]) from None
+    if phone_region and not pii:
+        raise ConfigError(["--phone-region has no effect without --pii; give it too"])
+    near = data.near_duplicates
+    return Cleaning(
+        data.unicode, strip_control, min_characters, deduplicate, data.filters, data.pii, data.phone_region,
+        NearDuplicates(**near.model_dump()) if near else None,
+    )  # fmt: skip
 
 
 def unescaped(separator: str | None) -> str | None:

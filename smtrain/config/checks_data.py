@@ -9,6 +9,7 @@ from pathlib import Path
 
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
+from smtrain.extras import missing, present
 from smtrain.facts.engines import engine_of
 from smtrain.model.hf_folder import tokenizer_in
 
@@ -42,6 +43,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
                 "prefix up to it, and data.format where other files lie there",
             )
     yield from _objective_faults(config)
+    yield from _refining_faults(config)
 
 
 def _objective_faults(config: JobConfig) -> Iterator[Fault]:
@@ -63,10 +65,14 @@ def _objective_faults(config: JobConfig) -> Iterator[Fault]:
             "data.strip_control": data.strip_control,
             "data.min_characters": data.min_characters > 0,
             "data.deduplicate": data.deduplicate,
+            "data.filters": bool(data.filters),
+            "data.near_duplicates": data.near_duplicates is not None,
+            "data.pii": data.pii is not None,
             "data.sources": data.weights is not None,
         }
         for key in (key for key, wanted in asked.items() if wanted):
             what = f"{key}: weights are" if key == "data.sources" else f"{key}: is"
+            what = f"{key}: are" if key in ("data.filters", "data.near_duplicates") else what
             yield {key, "train.objective"}, f"{what} for train.objective: pretrain; leave it out for sft"
     elif data.overlong != "truncate":
         fault = "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"
@@ -77,6 +83,28 @@ def _objective_faults(config: JobConfig) -> Iterator[Fault]:
             {key, "train.engine"},
             f"{key}: only engine native keeps attention within samples; set train.engine: native{_where(config)}",
         )
+
+
+def _refining_faults(config: JobConfig) -> Iterator[Fault]:
+    """Filters of what is no text, and filters whose packages this machine lacks where it runs the job itself."""
+    data = config.data
+    packages = {
+        "data.filters": ("datatrove", "spacy", "regex") if data.filters else (),
+        "data.near_duplicates": ("rensa",) if data.near_duplicates else (),
+        "data.pii": ("phonenumbers",) if data.pii else (),
+    }
+    for key, names in packages.items():
+        if names and data.format == "megatron":
+            yield (
+                {key, "data.format"},
+                f"{key}: megatron is tokens, which nothing filters; leave it out or give text",
+            )
+        if config.target == "local" and config.local.run_in == "sandbox" and not data.prepared:
+            lacking = next((name for name in names if not present(name)), None)
+            if lacking:
+                yield {key}, f"{key}: {missing(lacking)}"
+    if data.phone_region and not data.pii:
+        yield {"data.phone_region", "data.pii"}, "data.phone_region: has no effect unless data.pii is set"
 
 
 def _where(config: JobConfig) -> str:

@@ -19,6 +19,20 @@ class TextSource(Section):
     """Its share of the samples, relative to the others'; for all sources or for none (every sample once an epoch)."""
 
 
+class NearDuplicatesAsked(Section):
+    """Documents that are nearly like an earlier one, found by MinHash and locality-sensitive hashing."""
+
+    similarity: float = Field(0.8, ge=0.3, lt=1)
+    """Jaccard similarity of the sets of word runs from which on documents count as near duplicates: nine of ten pairs
+    of just this similarity are found, more of those above it, fewer below."""
+    words: int = Field(5, ge=1, le=50)
+    """Length of the word runs; scripts without spaces go by characters."""
+    permutations: int = Field(128, ge=16, le=1024)
+    """Numbers of a signature: more cut sharper, and take time and memory."""
+    documents: int = Field(20_000_000, ge=1)
+    """How many documents are remembered; later ones are compared with those alone."""
+
+
 class Data(Section):
     """The text, and how it is read."""
 
@@ -52,6 +66,15 @@ class Data(Section):
     """Leave out documents with fewer characters; the log says how many."""
     deduplicate: bool = False
     """Leave out documents that are exactly like an earlier one; the first 25 million are remembered."""
+    filters: tuple[Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"], ...] = ()
+    """Quality filters of datatrove, with its settings, in this order; c4 also takes lines out of documents that it
+    keeps. They are made for English."""
+    near_duplicates: NearDuplicatesAsked | None = None
+    """Leave out documents that are nearly like an earlier one."""
+    pii: Literal["mask", "drop", "count"] | None = None
+    """E-mail addresses, public IP addresses, phone and card numbers: mask each, drop the documents, or only count."""
+    phone_region: str | None = Field(None, pattern="^[A-Z]{2}$")
+    """For data.pii: the country (US, DE...) whose phone numbers are found without their country code too."""
     document_mask: bool = False
     """Pre-training: keep attention and positions within each document; sft always keeps its samples apart."""
     overlong: Literal["truncate", "drop"] = "truncate"
@@ -75,6 +98,14 @@ class Data(Section):
             except LookupError:
                 raise ValueError(f"{name!r} is not an encoding that Python knows; name one such as cp1252") from None
         return name
+
+    @field_validator("filters")
+    @classmethod
+    def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f"{twice} is named twice; name each filter once")
+        return names
 
     @property
     def all_sources(self) -> tuple[TextSource, ...]:

@@ -1,10 +1,14 @@
-"""What is done to documents between reading and tokenizing, when asked for: repair, a least length, no duplicates."""
+"""What is done to documents between reading and tokenizing, when asked for: repair, a least length, no duplicates.
+
+What looks at documents one by one (filters, personal data, signatures) is in `refining`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -13,16 +17,66 @@ from numpy.typing import NDArray
 
 # C0 but tab, line feed and carriage return; DEL, C1, zero-width space, word joiner, byte-order mark
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}\x{200b}\x{2060}\x{feff}]"
+_FOUND = 0.9  # of the pairs of just the similarity that is asked for
+
+
+@dataclass(frozen=True)
+class NearDuplicates:
+    """Which documents are near duplicates of an earlier one, and how many of those are remembered.
+
+    A document is the set of its runs of `words` words. Of its signature of `permutations` numbers, cut into bands, two
+    documents must agree in all numbers of one band: 1 - (1 - s^rows)^bands of the pairs of Jaccard similarity s do.
+    """
+
+    similarity: float = 0.8
+    words: int = 5
+    permutations: int = 128
+    documents: int = 20_000_000
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """(bands, rows): as many rows as still find a pair of just this similarity in nine of ten cases."""
+        for rows in range(self.permutations, 1, -1):
+            bands = self.permutations // rows
+            if 1 - (1 - self.similarity**rows) ** bands >= _FOUND:
+                return bands, rows
+        return self.permutations, 1
+
+    def probability(self, similarity: float) -> float:
+        """That a pair of this similarity is found."""
+        bands, rows = self.shape
+        return float(1 - (1 - similarity**rows) ** bands)
+
+    @property
+    def bytes_a_document(self) -> int:
+        """Most memory that a remembered document takes: 8 bytes a band, in a table that is three eighths full when it
+        has just grown, beside the one before it."""
+        return self.shape[0] * 32
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which cleaning: `unicode` normalization, control characters, texts of fewer characters, exact duplicates."""
+    """Which cleaning: `unicode` normalization, control characters, texts of fewer characters, exact duplicates; quality
+    `filters` by name, personal data (`pii`), near duplicates."""
 
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     strip_control: bool = False
     min_characters: int = 0
     deduplicate: bool = False
+    filters: tuple[str, ...] = ()
+    pii: Literal["mask", "drop", "count"] | None = None
+    phone_region: str | None = None
+    near: NearDuplicates | None = None
+
+    @property
+    def refines(self) -> bool:
+        """Whether documents are looked at one by one."""
+        return bool(self.filters or self.pii or self.near)
+
+    def settings(self) -> dict[str, Any]:
+        """For a digest; what is not asked for takes no part, as in runs begun before there was the word."""
+        later = ("filters", "pii", "phone_region", "near")
+        return {key: value for key, value in asdict(self).items() if value or key not in later}
 
     def apply(self, texts: Any) -> tuple[Any, int]:
         """The texts (large_string) repaired, without those that are too short, and how many those were."""
@@ -94,6 +148,33 @@ class SeenDocuments:
             on = ~placed & (there != found[pending]) & (there != 0) | _lost(placed, free, len(pending))
             pending, slots = pending[on], (slots[on] + 1) % len(self._table)
         return keep
+
+    def known(self, found: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of these were met before; they are not met by it."""
+        found = np.where(found == 0, np.uint64(1), found)
+        keep = np.zeros(len(found), bool)
+        pending = np.arange(len(found))
+        slots = (found % np.uint64(len(self._table))).astype(np.int64)
+        while len(pending):
+            there = self._table[slots]
+            keep[pending[there == found[pending]]] = True
+            on = (there != 0) & (there != found[pending])
+            pending, slots = pending[on], (slots[on] + 1) % len(self._table)
+        return keep
+
+    def with_room(self, count: int) -> SeenDocuments:
+        """This table, or a larger one with the same hashes, in which so many more are remembered."""
+        slots = len(self._table)
+        used = slots * 3 // 4 - self._room
+        while slots * 3 // 4 - used < count:
+            slots *= 2
+        if slots == len(self._table):
+            return self
+        larger = SeenDocuments(slots)
+        for start in range(0, len(self._table), 1 << 22):
+            there = self._table[start : start + (1 << 22)]
+            larger.new(there[there != 0])
+        return larger
 
 
 def _lost(placed: NDArray[np.bool_], tried: NDArray[np.int64], count: int) -> NDArray[np.bool_]:

@@ -46,7 +46,9 @@ class DatasetManifest:
     `bad_line_count`. `parts` has a row {prefix, documents, tokens, samples} per source, in the order of the config;
     `left_out` says which files of the sources were not read, and why; `dropped` counts documents left out on purpose,
     by reason; `objective` sft means that the tokens to learn are in MASK, the same documents in uint8. `validation` is
-    a row like those of `parts` for the documents that training does not see, which no other count includes.
+    a row like those of `parts` for the documents that training does not see, which no other count includes. `noted`
+    counts what filters and patterns found beside what was dropped, `examples` shows some by reason, and
+    `near_duplicates` says how they were found and how many there were; the three are absent where nobody asked.
     """
 
     vocab_size: int
@@ -70,6 +72,9 @@ class DatasetManifest:
     tokenized_by: str = ""
     left_out: list[str] = dataclasses.field(default_factory=list)
     validation: dict[str, Any] | None = None
+    noted: dict[str, int] = dataclasses.field(default_factory=dict)
+    examples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    near_duplicates: dict[str, Any] = dataclasses.field(default_factory=dict)
     format_version: int = PREPARED_FORMAT
 
     @property
@@ -93,7 +98,11 @@ class DatasetManifest:
         """Write beside and rename: the file is whole or absent."""
         partial = folder / f".{NAME}.partial"
         with partial.open("w", encoding="utf-8") as handle:
-            json.dump(dataclasses.asdict(self), handle, indent=1, sort_keys=True)
+            fields = dataclasses.asdict(self)
+            for name in ("noted", "examples", "near_duplicates"):
+                if not fields[name]:
+                    del fields[name]
+            json.dump(fields, handle, indent=1, sort_keys=True)
             handle.write("\n")
             handle.flush()
             os.fsync(handle.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from smtrain.data.encoder import Encoder
 from smtrain.data.holdout import HoldOut
 from smtrain.data.parts import Parts
 from smtrain.data.reading import BadLine
+from smtrain.data.refining.refiner import Refine, refine_versions
 from smtrain.data.sources import SourceFile
 from smtrain.data.tokenizer import TokenizerFacts
 from smtrain.errors import DataError
@@ -31,8 +32,9 @@ from smtrain.machine import cores_here
 class TextPiece:
     """What one block became: ids end to end, a length per document, and the block's faults.
 
-    `hashes` is there when duplicates are to be found, `sides` (TRAIN, HELD or TEST of each document) when some
-    are held out.
+    `hashes` is there when duplicates are to be found, `near` (a row of bands of each document) when near ones are,
+    `sides` (TRAIN, HELD or TEST of each document) when some are held out. `dropped` and `noted` count by reason, with
+    `examples`.
     """
 
     block: Block
@@ -43,6 +45,10 @@ class TextPiece:
     short: int = 0
     hashes: NDArray[np.uint64] | None = None
     sides: NDArray[np.int8] | None = None
+    near: NDArray[np.uint64] | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    noted: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class How:
     workers: int | None
     parts: Parts | None = None
     holdout: HoldOut | None = None
+    refine: Refine | None = None
 
     def digest(self, files: list[list[SourceFile]], *, elsewhere: bool = False) -> str:
         """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
@@ -65,7 +72,9 @@ class How:
         names = [[file.identity(elsewhere=anywhere) for file in part] for part in files]
         settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
         held_out = [str(self.holdout)] if self.holdout else []
-        return digest([names, settings, asdict(self.cleaning), blocks.BLOCK_BYTES, *held_out])
+        versions = refine_versions(self.cleaning)
+        refined = [versions, self.cleaning.near.shape if self.cleaning.near else None] if versions else []
+        return digest([names, settings, self.cleaning.settings(), blocks.BLOCK_BYTES, *held_out, *refined])
 
 
 def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[TextPiece]:
@@ -108,24 +117,27 @@ def tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
         return [_as_it_is(task[0], task[0].payload, how)]
     read = [reading.read_block(block, how.text_column, how.separator) for block in task]
     cleaned = [how.cleaning.apply(found.texts) for found in read]
-    texts = pa.concat_arrays([found for found, _ in cleaned]) if len(task) > 1 else cleaned[0][0]
+    refined = [how.refine(found.to_pylist()) if how.refine else None for found, _ in cleaned]
+    kept = [reading.strings(r.texts) if r else found for r, (found, _) in zip(refined, cleaned, strict=True)]
+    texts = pa.concat_arrays(kept) if len(task) > 1 else kept[0]
     ids, lengths = chosen.encode(texts, task[0].first)
     tokens, ends = encoder.with_ends(ids, lengths, how.facts.dtype, how.eos_id)
     by_hash = how.holdout is not None and how.holdout.fraction is not None
     found = cleaning.hashes(texts) if how.cleaning.deduplicate or by_hash else None
     sides = None if how.holdout is None or found is None else how.holdout.by_hash(found)
     pieces, at, text_at = [], 0, 0
-    for block, documents, (kept, short) in zip(task, read, cleaned, strict=True):
-        rows = slice(text_at, text_at + len(kept))
+    for block, documents, left, r, (_, short) in zip(task, read, kept, refined, cleaned, strict=True):
+        rows = slice(text_at, text_at + len(left))
         size = int(ends[rows].sum(dtype=np.int64))
         pieces.append(
             TextPiece(
                 block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
                 found[rows] if how.cleaning.deduplicate and found is not None else None,
                 None if sides is None else sides[rows],
+                *((r.keys, r.dropped, r.noted, r.examples) if r else ()),
             )
         )  # fmt: skip
-        at, text_at = at + size, text_at + len(kept)
+        at, text_at = at + size, text_at + len(left)
     return pieces
 
 

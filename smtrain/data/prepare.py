@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from smtrain.config.schema import digest
 from smtrain.data import blocks, encoder
+from smtrain.data.asked_text import asked_text
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.cluster.dealer import Dealer
 from smtrain.data.cluster.desk import Desk
@@ -29,10 +30,10 @@ from smtrain.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.data.parts import Parts
 from smtrain.data.pieces import How, TextPiece, pieces, tasks, tokenize
 from smtrain.data.progress import DataProgress, console
+from smtrain.data.refining.refiner import refining
 from smtrain.data.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
-from smtrain.data.sources import Format, SourceFile, find_files
+from smtrain.data.sources import Format, SourceFile
 from smtrain.data.tally import TokenTally
-from smtrain.data.tokenizer import tokenizer_facts
 from smtrain.errors import DataError
 from smtrain.machine import cores_here
 
@@ -72,16 +73,23 @@ def prepare(
     beside it, and, without `overwrite`, for an `output` that holds a dataset.
     """
     say = say or to_stderr
-    asked = _asked(
+    asked = asked_text(
         inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, parts, holdout,
         output, encoding, say,
     )  # fmt: skip
-    files, how, facts = asked.files, asked.how, asked.how.facts
+    files, facts = asked.files, asked.how.facts
+    if near := asked.how.cleaning.near:
+        bands, rows = near.shape
+        say(
+            f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory a "
+            f"document, for the first {near.documents:,}"
+        )
     if not overwrite:
         refuse_others(*files_of(output))
     with unfinished(output, parts) as journal:
         with ExitStack() as stack:
             report = progress or stack.enter_context(console())
+            how = replace(asked.how, refine=stack.enter_context(refining(asked.how.cleaning, workers, asked.bytes)))
             desk = None
             if machines is not None:
                 desk = Desk(machines.address, how.digest(files, elsewhere=True), say)
@@ -110,6 +118,7 @@ def prepare(
             tokenized_by=tally.tokenized_by,
             left_out=asked.left_out,
             validation=tally.held_out.row(-(-(tally.held_out.tokens - 1) // seq_len)) if tally.held_out else None,
+            **tally.refined(how.cleaning, tokenizer),
         )
         return publish(journal, manifest, output)
 
@@ -135,7 +144,7 @@ def assist(
     Raises DataError where that machine cannot be reached, is gone, or finds other text or settings here.
     """
     say = say or to_stderr
-    asked = _asked(
+    asked = asked_text(
         inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, None, holdout,
         None, encoding, lambda _: None,
     )  # fmt: skip
@@ -152,57 +161,12 @@ def assist(
                 "install the same packages on both."
             )
 
-    with ThreadPoolExecutor(workers or cores_here(), thread_name_prefix="tokenize") as pool:
-        work = _work(flat, asked.how, lambda: used[0], pool)
+    with (
+        refining(asked.how.cleaning, workers, asked.bytes) as refine,
+        ThreadPoolExecutor(workers or cores_here(), thread_name_prefix="tokenize") as pool,
+    ):
+        work = _work(flat, replace(asked.how, refine=refine), lambda: used[0], pool)
         return help_others(machines, asked.how.digest(asked.files, elsewhere=True), work, flat, encode_by, say)
-
-
-@dataclass(frozen=True)
-class _AskedText:
-    """What the arguments come to: the files of each source, and how they become pieces."""
-
-    files: list[list[SourceFile]]
-    how: How
-    sources: list[str]
-    left_out: list[str]
-
-
-def _asked(
-    inputs: Path | str | Sequence[Path | str], tokenizer: Path, seq_len: int, text_column: str, format: Format,
-    separator: str | None, cleaning: Cleaning | None, workers: int | None, append_eod: bool, parts: Parts | None,
-    holdout: HoldOut | None, output: Path | None, encoding: str | None, say: Callable[[str], None],
-) -> _AskedText:  # fmt: skip
-    if seq_len < 1:
-        raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
-    facts = tokenizer_facts(tokenizer)
-    if append_eod and facts.eos_id is None:
-        raise DataError(
-            f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
-            "name one, or set append_eod to false."
-        )
-    sources = [str(s) for s in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
-    if holdout and holdout.path is not None:
-        sources.append(str(holdout.path))
-    left_out: list[str] = []
-    files = [find_files(source, format, exclude=output, say=left_out.append, encoding=encoding) for source in sources]
-    for sentence in left_out:
-        say(f"prepare: {sentence}")
-    _refuse_split(files, holdout)
-    eos_id = facts.eos_id if append_eod else None
-    how = How(
-        tokenizer, facts, eos_id, text_column, separator, cleaning or Cleaning(), workers, parts, holdout
-    )  # fmt: skip
-    return _AskedText(files, how, sources, left_out)
-
-
-def _refuse_split(files: list[list[SourceFile]], holdout: HoldOut | None) -> None:
-    """Raises DataError where documents of text would have to be held out by their order."""
-    other = next((file for part in files for file in part if file.kind != "megatron"), None)
-    if holdout and holdout.split is not None and other is not None:
-        raise DataError(
-            f"train.validation.split: {other.name} is no Megatron pair, whose documents it goes by; set "
-            "train.validation.fraction instead."
-        )
 
 
 def _tally(
@@ -230,7 +194,7 @@ def _run(
     settings = digest([how.digest(files), chosen.name, *(["shares", machines.size] if machines else [])])
 
     def empty() -> TokenTally:
-        return TokenTally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning.deduplicate, how.holdout)
+        return TokenTally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning, how.holdout)
 
     tally = gone_on(empty, settings, journal, how.parts)
     total = sum(file.bytes for part in files for file in part)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.data.blocks import cut_file
-from smtrain.data.cleaning import SeenDocuments, hashes
+from smtrain.data.cleaning import Cleaning, SeenDocuments, hashes
 from smtrain.data.overlap import HeldTests
 from smtrain.data.reading import Documents, read_block
+from smtrain.data.refining.judged import Judged
+from smtrain.data.refining.refiner import EXAMPLES, refine_versions
 from smtrain.data.sources import Format, find_files
 from smtrain.errors import DataError
 
-EXAMPLES = 10
 _LINES_KEPT = 200_000
 _SCRIPTS = {
     "Latin": r"[A-Za-z\u00c0-\u024f]", "Cyrillic": r"[\u0400-\u052f]", "Greek": r"[\u0370-\u03ff]",
@@ -58,17 +59,22 @@ class TextReport:
     tested: tuple[int, int, int] | None
     tokenized_by: str
     whole: bool
+    dropped: dict[str, int] = field(default_factory=dict)
+    """What `cleaning` would leave out, by reason, of `judged` documents."""
+    noted: dict[str, int] = field(default_factory=dict)
+    judged: int = 0
 
 
 def report(
     inputs: Sequence[Path | str], tokenizer: Path | None = None, against: Sequence[Path | str] = (), *,
     text_column: str = "text", format: Format = "auto", separator: str | None = None, encoding: str | None = None,
-    most_bytes: int | None = None,
+    most_bytes: int | None = None, cleaning: Cleaning | None = None,
 ) -> TextReport:  # fmt: skip
     """Read text through once, up to `most_bytes` of it. With a tokenizer folder tokens are counted too.
 
     Duplicates are counted across all inputs, to 3 million documents; `against` are texts that a model will be tested
-    on. Raises DataError where something cannot be read.
+    on; `cleaning` says which filters, personal data and near duplicates to look for, across all inputs too. Raises
+    DataError where something cannot be read.
     """
     chosen = None
     if tokenizer is not None:
@@ -79,9 +85,12 @@ def report(
     if tested is not None and tested.texts == tested.short:
         raise DataError(f"{against[0]}: none of {tested.texts} texts has 13 words; give longer ones to compare with.")
     seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
+    cleaning = cleaning or Cleaning()
+    refine_versions(cleaning)  # which says what is not installed
     examples: dict[str, list[str]] = {"duplicates": [], "bad records": [], "overlaps with tests": []}
     made: list[SourceReport] = []
     left, whole = most_bytes or 1 << 62, True
+    judged = Judged(cleaning)
     for given in inputs:
         files = find_files(given, format, encoding=encoding)
         about = SourceReport(str(given), len(files))
@@ -96,6 +105,7 @@ def report(
                 _keep(examples["bad records"], [str(bad) for bad in found.bad])
                 about.bad += len(found.bad)
                 _count(about, found, seen, lines, examples)
+                judged.add(found.texts.to_pylist() if cleaning.refines else [])
                 if chosen is not None:
                     about.tokens += len(chosen.encode(found.texts, block.first)[0])
                 if tested is not None:
@@ -108,7 +118,10 @@ def report(
         raise DataError(f"{', '.join(map(str, inputs))} holds no document; give files with text.")
     repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
-    return TextReport(made, repeated, examples, about_tests, chosen.name if chosen else "", whole)
+    return TextReport(
+        made, repeated, examples | judged.examples, about_tests, chosen.name if chosen else "", whole, judged.dropped,
+        judged.noted, judged.documents,
+    )  # fmt: skip
 
 
 def _texts(sources: Sequence[Path | str], text_column: str, format: Format, encoding: str | None) -> Iterator[str]:

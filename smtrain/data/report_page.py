@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from html import escape
 
-from smtrain.data.report import EXAMPLES, SourceReport, TextReport
+from smtrain.data.refining.refiner import EXAMPLES
+from smtrain.data.report import SourceReport, TextReport
 from smtrain.text import clean, span
 
 _STYLE = """
@@ -51,6 +52,11 @@ def page(about: TextReport) -> str:
             f"<h2>Overlap with tests</h2><p>{hit:,} of {texts:,} tested texts share 13 words in a row with "
             f"{whole.overlapping:,} documents; {short:,} have fewer than 13 words and were not compared.</p>"
         )
+    if about.judged:
+        parts += [
+            f"<h2>What would be left out, of {about.judged:,} documents</h2>", _counted(about.dropped, about.judged),
+            "<h2>What is in them</h2>" if about.noted else "", _counted(about.noted, 0) if about.noted else "",
+        ]  # fmt: skip
     for name, texts_ in about.examples.items():
         if texts_:
             parts.append(f"<h2>Examples: {name} (at most {EXAMPLES})</h2>")
@@ -107,6 +113,16 @@ def _repeated(lines: list[tuple[str, int]]) -> str:
         return "<p>None comes twice.</p>"
     rows = "".join(f"<tr><td>{_text(line)}<td>{count:,}" for line, count in lines)
     return f"<div class=wide><table><tr><th>line<th>times{rows}</table></div>"
+
+
+def _counted(counts: dict[str, int], whole: int) -> str:
+    if not counts:
+        return "<p>Nothing.</p>"
+    rows = "".join(
+        f"<tr><td>{_text(what)}<td>{count:,}" + (f"<td>{count / whole:.2%}" if whole else "")
+        for what, count in sorted(counts.items(), key=lambda row: -row[1])
+    )
+    return f"<div class=wide><table><tr><th>what<th>how many{'<th>share' if whole else ''}{rows}</table></div>"
 
 
 def _text(text: str) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from smtrain.data.bad import Bad
 from smtrain.data.holdout import HELD, TRAIN, HoldOut
 from smtrain.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.data.samples import SamplePiece
 from smtrain.data.sources import SourceFile
-from smtrain.data.tally import Bad, TallyPart
+from smtrain.data.tally import TallyPart
 
 
 class SampleTally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from smtrain.data.chat import COLUMNS, Shape
 from smtrain.data.cluster.shares import Share
 from smtrain.data.cluster.working import ShareWork
 from smtrain.data.holdout import HoldOut
+from smtrain.data.offspring import end_with_parent
 from smtrain.data.records import record_blocks
 from smtrain.data.samples import Maker, SamplePiece
 from smtrain.data.sources import SourceFile
@@ -92,16 +92,8 @@ def _start_worker(
     global _maker
     # the processes are the parallelism; threads within each would only compete
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     _maker = Maker(folder, seq_len, shape, overlong, holdout)
-
-
-def _end_with_parent() -> None:
-    # a killed parent cannot tell its workers to end, and they would wait for tasks for ever
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _work(block: Block) -> SamplePiece:

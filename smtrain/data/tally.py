@@ -8,45 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smtrain.data.bad import Bad
 from smtrain.data.checksums import SUFFIX, Rolling, write_sums
-from smtrain.data.cleaning import SeenDocuments
+from smtrain.data.cleaning import Cleaning
 from smtrain.data.holdout import HELD, TEST, TRAIN, HoldOut
 from smtrain.data.indexed import index_of_documents
 from smtrain.data.journal import Appender
 from smtrain.data.manifest import PREFIX, VALIDATION
-from smtrain.data.reading import BadLine
+from smtrain.data.refining.refiner import keep
 from smtrain.data.sources import SourceFile
+from smtrain.data.unlike import Unlike
 from smtrain.errors import DataError
 
 if TYPE_CHECKING:
     from smtrain.data.pieces import TextPiece
-
-_BAD_LINES_KEPT = 100
-
-
-class Bad:
-    """The bad lines so far: how many, and the first of them with their places."""
-
-    def __init__(self, one: str = "line", of: str = "text") -> None:
-        self._one, self._of = one, of
-        self.count = 0
-        self.kept: list[str] = []
-
-    def add(self, found: list[BadLine], lines: int, most: int) -> None:
-        """Take those of a block that has `lines` lines of its file before it. Raises DataError beyond `most`."""
-        placed = [str(BadLine(bad.file, lines + bad.line, bad.reason)) for bad in found]
-        self.count += len(placed)
-        self.kept += placed[: _BAD_LINES_KEPT - len(self.kept)]
-        if self.count > most:
-            raise DataError(
-                f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and max_bad is {most}, "
-                f"so correct the {self._of} or raise data.max_bad."
-            )
-
-    def nothing_else(self, source: str) -> str:
-        """A sentence for a source in which nothing is good."""
-        which = f"all {self.count} {self._one}s are bad" if self.count > 1 else f"the only {self._one} is bad"
-        return f"{source}: {which}, beginning with {self.kept[0]}; correct the {self._of}."
 
 
 class TallyPart:
@@ -105,7 +80,7 @@ class TokenTally:
     """Counts over all pieces, in the order of the text, and the files they are about."""
 
     def __init__(
-        self, folder: Path, files: list[list[SourceFile]], dtype: np.dtype, tokenized_by: str, deduplicate: bool,
+        self, folder: Path, files: list[list[SourceFile]], dtype: np.dtype, tokenized_by: str, cleaning: Cleaning,
         holdout: HoldOut | None = None,
     ) -> None:  # fmt: skip
         """With a `holdout` of other text that is the last of `files`."""
@@ -117,11 +92,12 @@ class TokenTally:
         self.held_out = TallyPart(folder, VALIDATION, dtype) if holdout else None
         if self.held_out and count < len(files):
             self.parts.append(self.held_out)
-        self._seen = SeenDocuments() if deduplicate else None
-        self._hashes: Appender | None = None
+        self._unlike = Unlike(folder, cleaning)
         self.part = self.blocks = self.done_bytes = 0
         self.bad = Bad()
         self.dropped: dict[str, int] = {}
+        self.noted: dict[str, int] = {}
+        self.examples: dict[str, list[str]] = {}
         self._line = 0
         self._file = ""
         self._per_file: list[dict[str, int]] = [{} for _ in files]
@@ -141,8 +117,7 @@ class TokenTally:
 
     def begin(self) -> None:
         """Start with empty files."""
-        if self._seen is not None:
-            self._hashes = Appender(self.folder / "hashes")
+        self._unlike.begin()
         if self._beside:
             self._beside.begin()
 
@@ -166,10 +141,17 @@ class TokenTally:
         self._line += piece.lines
         tokens, lengths, sides = piece.tokens, piece.lengths, piece.sides
         self._drop("too short", piece.short)
-        if self._seen is not None and self._hashes is not None and piece.hashes is not None:
-            new = self._seen.new(piece.hashes)
-            self._hashes.write(piece.hashes[new].data)
-            self._drop("duplicates", len(new) - int(new.sum()))
+        for reason, count in piece.dropped.items():
+            self._drop(reason, count)
+        for what, count in piece.noted.items():
+            self.noted[what] = self.noted.get(what, 0) + count
+        for what, texts in piece.examples.items():
+            keep(self.examples, what, *texts)
+        found = self._unlike.first(piece)
+        if found is not None:
+            new, counts = found
+            for reason, count in counts.items():
+                self._drop(reason, count)
             sides = None if sides is None else sides[new]
             tokens, lengths = tokens[np.repeat(new, lengths)], lengths[new]
         if sides is not None and self._beside:
@@ -189,19 +171,23 @@ class TokenTally:
 
     def mark(self) -> dict[str, Any]:
         """What `restore` needs."""
-        return {
-            "part": self.part,
-            "blocks": self.blocks,
-            "done_bytes": self.done_bytes,
-            "line": self._line,
-            "file": self._file,
-            "bad_count": self.bad.count,
-            "bad": self.bad.kept,
-            "dropped": self.dropped,
-            "per_file": self._per_file,
-            "parts": [part.mark() for part in self.parts[: self.part + 1]],
-            "hashes": self._hashes.mark() if self._hashes else None,
-        } | ({"held_out": self._beside.mark()} if self._beside else {})
+        return (
+            {
+                "part": self.part,
+                "blocks": self.blocks,
+                "done_bytes": self.done_bytes,
+                "line": self._line,
+                "file": self._file,
+                "bad_count": self.bad.count,
+                "bad": self.bad.kept,
+                "dropped": self.dropped,
+                "per_file": self._per_file,
+                "parts": [part.mark() for part in self.parts[: self.part + 1]],
+            }
+            | self._unlike.mark()
+            | ({"noted": self.noted, "examples": self.examples} if self.noted or self.examples else {})
+            | ({"held_out": self._beside.mark()} if self._beside else {})
+        )
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
         """Bytes of each file at a mark, by its name in the folder."""
@@ -210,15 +196,12 @@ class TokenTally:
         found = {
             f"{part.prefix}{end}": about["bytes"] for part, marked in pairs for end, about in marked["files"].items()
         }
-        return found | ({"hashes": mark["hashes"]["bytes"]} if mark["hashes"] else {})
+        return found | self._unlike.sizes(mark)
 
     def restore(self, mark: dict[str, Any]) -> bool:
         """Go back to a mark; False where the files are not what it says."""
-        if mark["hashes"] and self._seen is not None:
-            self._hashes = Appender.restored(self.folder / "hashes", mark["hashes"])
-            if self._hashes is None:
-                return False
-            self._seen.new(np.fromfile(self.folder / "hashes", "<u8"))
+        if not self._unlike.restore(mark):
+            return False
         if not all(part.restore(about) for part, about in zip(self.parts, mark["parts"], strict=False)):
             return False
         if self._beside and not self._beside.restore(mark["held_out"]):
@@ -226,6 +209,7 @@ class TokenTally:
         self.part, self.blocks, self.done_bytes = mark["part"], mark["blocks"], mark["done_bytes"]
         self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
         self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
+        self.noted, self.examples = mark.get("noted", {}), mark.get("examples", {})
         return True
 
     def check(self, seq_len: int, sources: list[str]) -> None:
@@ -260,10 +244,15 @@ class TokenTally:
             for file in part
         ]
 
+    def refined(self, cleaning: Cleaning, tokenizer: Path) -> dict[str, Any]:
+        """What the manifest says of filters, personal data and near duplicates; nothing where none was asked for."""
+        if not cleaning.refines:
+            return {}
+        return {"noted": self.noted, "examples": self.examples} | self._unlike.about(cleaning, tokenizer, self.dropped)
+
     def finish(self) -> dict[str, dict[str, Any]]:
         """Close everything and write the indexes; the files of the data set."""
-        if self._hashes:
-            self._hashes.close()
+        self._unlike.close()
         parts = [*self.parts, *([self._beside] if self._beside else [])]
         return {name: about for part in parts for name, about in part.finish().items()}
 
@@ -271,8 +260,7 @@ class TokenTally:
         """Close everything as it is."""
         for part in [*self.parts, *([self._beside] if self._beside else [])]:
             part.close()
-        if self._hashes:
-            self._hashes.close()
+        self._unlike.close()
 
 
 def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:

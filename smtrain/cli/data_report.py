@@ -1,0 +1,61 @@
+"""`smtrain data report`: what text is made of, before it is prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional, cast
+
+import typer
+
+from smtrain.cli import options
+from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
+from smtrain.cli.typed import typed
+from smtrain.errors import ConfigError
+from smtrain.text import say
+
+
+def report(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3:// or hf://.")],
+    out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
+    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,  # noqa: UP045
+    against: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable.", show_default=False),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="Same as for `smtrain data prepare`.")] = "auto",
+    text_column: Annotated[str, typer.Option(help="Same as for `smtrain data prepare`.")] = "text",
+    filters: Filters = None,
+    near_duplicates: Near = None,
+    pii: Pii = None,
+    phone_region: PhoneRegion = None,
+    limit_mb: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.", show_default=False),
+    ] = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Write an HTML page on text: lengths, duplicates, scripts, repeated lines, what filters would take."""
+    typed(FLAGS)
+    asked = cleaning("none", False, 0, False, filters, near_duplicates, pii, phone_region)
+    for given in [*inputs, *(against or [])]:
+        named("INPUT or --against", given)
+    named("--out", out)
+    from smtrain.data import report as reports
+    from smtrain.data.manifest import refuse_others
+    from smtrain.data.report_page import page
+
+    if not overwrite:
+        refuse_others(Path(out))
+    if Path(out).is_dir() or not Path(out).parent.is_dir():
+        raise ConfigError([f"--out {out}: its folder is not there; name a file in a folder that is"])
+    made = reports.report(
+        inputs, Path(model) if model else None, against or (), text_column=text_column, format=cast(Any, form),
+        most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=asked,
+    )  # fmt: skip
+    Path(out).write_text(page(made), "utf-8")
+    documents, duplicates = (sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates"))
+    say(f"{out}: {documents:,} documents, {duplicates:,} of them exact duplicates")
+    for what, count in [*made.dropped.items(), *made.noted.items()]:
+        say(f"{count:,} {what}")
+    if made.tested:
+        say(f"{made.tested[1]:,} of {made.tested[0]:,} tested texts overlap with them")
