@@ -14,7 +14,7 @@ from smtrain.data.blocks import cut_file
 from smtrain.data.cleaning import Cleaning, SeenDocuments, hashes
 from smtrain.data.overlap import HeldTests
 from smtrain.data.reading import Documents, read_block
-from smtrain.data.refining.judged import Judged
+from smtrain.data.refining.judged import JudgedTexts
 from smtrain.data.refining.refiner import EXAMPLES, refine_versions
 from smtrain.data.sources import Format, find_files
 from smtrain.errors import DataError
@@ -90,7 +90,7 @@ def report(
     examples: dict[str, list[str]] = {"duplicates": [], "bad records": [], "overlaps with tests": []}
     made: list[SourceReport] = []
     left, whole = most_bytes or 1 << 62, True
-    judged = Judged(cleaning)
+    judged = JudgedTexts(cleaning)
     for given in inputs:
         files = find_files(given, format, encoding=encoding)
         about = SourceReport(str(given), len(files))

@@ -11,7 +11,7 @@ from smtrain.data.refining.refiner import Refiner, count, keep
 _SHOWN = 300
 
 
-class Judged:
+class JudgedTexts:
     """Counts and examples over documents given in their order."""
 
     def __init__(self, cleaning: Cleaning) -> None:
