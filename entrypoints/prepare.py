@@ -97,7 +97,7 @@ def stage(config: JobConfig, container: Container) -> None:
     }  # fmt: skip
     sft = config.train.objective == "sft"
     common |= (
-        {"overlong": data.overlong}
+        {"overlong": data.overlong, "columns": dict(data.columns)}
         if sft
         else {
             "text_column": data.text_column,

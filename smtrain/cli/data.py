@@ -11,6 +11,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, holdout, named, unescaped
+from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
 from smtrain.cli.data_report import report
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
@@ -41,6 +42,8 @@ def prepare(
     text_column: Annotated[
         str, typer.Option(help="Field of the text, also a.b, or a template: '{title} {text}'.")
     ] = "text",
+    json_keys: JsonKeys = None,
+    map_keys: MapKeys = None,
     encoding: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Encoding of the text, if it is not UTF-8, e.g. cp1252.", show_default=False),
@@ -86,6 +89,8 @@ def prepare(
                 [f"--encoding {encoding}: Python knows no such encoding; name one such as cp1252"]
             ) from None
     typed(FLAGS)
+    text_column = one_key(json_keys, text_column)
+    columns = renamed(map_keys, objective)
     cleaned = cleaning(unicode, strip_control, min_characters, deduplicate, filters, near_duplicates, pii, phone_region)
     options.folder_of("OUT", output)
     for given in inputs:
@@ -101,7 +106,12 @@ def prepare(
         from smtrain.data.sft import prepare_sft
 
         made = prepare_sft(
-            inputs, Path(output), Path(model), overlong=cast(Literal["truncate", "drop"], overlong), **common
+            inputs,
+            Path(output),
+            Path(model),
+            columns=columns,
+            overlong=cast(Literal["truncate", "drop"], overlong),
+            **common,
         )
     else:
         from smtrain.data.prepare import prepare as prepare_text

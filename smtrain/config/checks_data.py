@@ -74,6 +74,9 @@ def _objective_faults(config: JobConfig) -> Iterator[Fault]:
             what = f"{key}: weights are" if key == "data.sources" else f"{key}: is"
             what = f"{key}: are" if key in ("data.filters", "data.near_duplicates") else what
             yield {key, "train.objective"}, f"{what} for train.objective: pretrain; leave it out for sft"
+    elif data.columns:
+        fault = "data.columns: is for train.objective: sft; name the field of the text in data.text_column"
+        yield {"data.columns", "train.objective"}, fault
     elif data.overlong != "truncate":
         fault = "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"
         yield {"data.overlong", "train.objective"}, fault

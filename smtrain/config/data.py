@@ -54,6 +54,10 @@ class Data(Section):
     text_column: str = "text"
     """The field or column that holds the text, a nested one as `meta.text`, or a template over several, such as
     `{title} {text}`."""
+    columns: dict[Literal["messages", "conversations", "instruction", "input", "output", "system", "tools"], str] = (
+        Field(default_factory=dict)
+    )
+    """sft: what the records call these, as {instruction: question, output: chosen}; MindSpeed's --map-keys."""
     encoding: str | None = None
     """What the text is in where it is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is seen by itself."""
     separator: str | None = Field(None, min_length=1)

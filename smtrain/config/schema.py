@@ -131,7 +131,7 @@ class JobConfig(Section):
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
             for key in ("document_mask", "machines", "spot"):  # the bytes are the same for any number of machines
                 del kept["data"][key]
-            for key in ("encoding", "filters", "near_duplicates", "pii", "phone_region"):
+            for key in ("encoding", "columns", "filters", "near_duplicates", "pii", "phone_region"):
                 if not kept["data"][key]:  # as jobs were called before there was the key
                     del kept["data"][key]
         held_out = self.train.validation

@@ -8,6 +8,7 @@ token.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from smtrain.errors import DataError, first_line
 
 Shape = Literal["auto", "alpaca", "messages"]
 COLUMNS = ("messages", "conversations", "instruction", "input", "output", "system", "tools")
+PAIR = ("chosen", "rejected")
+"""What preference data calls the better answer and the worse one."""
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
     "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
@@ -41,6 +44,29 @@ class Rendered:
 
     text: str
     answers: list[tuple[int, int]]
+
+
+def named(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A record with the columns of `columns` {ours: theirs} under our names.
+
+    Raises DataError for a pair of preferences none of whose answers is named: read as a conversation it would teach
+    neither answer, or another one.
+    """
+    if not columns and (row.get("chosen") is None or row.get("rejected") is None):
+        return row
+    refuse_pairs([name for name, value in row.items() if value is not None], columns)
+    taken = {ours: row.get(theirs) for ours, theirs in columns.items()}
+    return {name: value for name, value in row.items() if name not in columns.values()} | taken
+
+
+def refuse_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
+    """Raises DataError where a record or table with these columns is of preferences whose reading nobody has named."""
+    if all(name in names for name in PAIR) and not any(name in columns.values() for name in PAIR):
+        raise DataError(
+            "its records are pairs of preferences (chosen, rejected), which no training here learns from as pairs; "
+            "to learn the chosen answers, name them in data.columns: {messages: chosen} where they are lists of "
+            "messages, {instruction: prompt, output: chosen} where they are text."
+        )
 
 
 def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from smtrain.data.blocks import Block, Stretch, cut_file
+from smtrain.data.chat import refuse_pairs
 from smtrain.data.reading import BadLine, parse_line, split_lines
 from smtrain.data.sources import SourceFile, unreadable
 from smtrain.data.tables import arrow_batches
@@ -89,11 +90,15 @@ def _batches(
 
 
 def _kept(file: SourceFile, names: list[str], columns: tuple[str, ...]) -> list[str]:
+    try:
+        refuse_pairs(names, {name: name for name in columns})
+    except DataError as error:
+        raise DataError(f"{file.path}: {error}") from None
     kept = [name for name in names if name in columns]
     if not kept:
         raise DataError(
-            f"{file.path} has the columns {', '.join(names)} and none of {', '.join(columns)}; rename the column of "
-            "the conversations to messages, or those of the instructions to instruction and output."
+            f"{file.path} has the columns {', '.join(names)} and none of {', '.join(columns)}; name the column of "
+            "the conversations in data.columns as messages, or those of the instructions as instruction and output."
         )
     return kept
 

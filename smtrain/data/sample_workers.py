@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from smtrain.data.blocks import BLOCK_BYTES, Block
-from smtrain.data.chat import COLUMNS, Shape
+from smtrain.data.chat import Shape
 from smtrain.data.cluster.shares import Share
 from smtrain.data.cluster.working import ShareWork
 from smtrain.data.holdout import HoldOut
@@ -32,7 +32,7 @@ def share_work(files: list[SourceFile], make: Maker, workers: int | None) -> Ite
     count = workers or cores_here()
 
     def cut(share: Share) -> Iterator[Block]:
-        return (block for number, s in share.spans for block in record_blocks(files[number], COLUMNS, s))
+        return (block for number, s in share.spans for block in record_blocks(files[number], make.columns, s))
 
     pool: Executor
     if count == 1:
@@ -61,7 +61,7 @@ def _broken(count: int) -> DataError:
 
 def sample_pieces(files: list[SourceFile], done: int, make: Maker, workers: int | None) -> Iterator[SamplePiece]:
     """The samples of every block but the first `done`, in the order of the text."""
-    found = islice((block for file in files for block in record_blocks(file, COLUMNS)), done, None)
+    found = islice((block for file in files for block in record_blocks(file, make.columns)), done, None)
     count = workers or cores_here()
     if count == 1 or sum(file.bytes for file in files) <= BLOCK_BYTES:
         yield from map(make.piece, found)
@@ -87,13 +87,14 @@ _maker: Maker
 
 
 def _start_worker(
-    folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"], holdout: HoldOut | None
-) -> None:
+    folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"], holdout: HoldOut | None,
+    columns: dict[str, str],
+) -> None:  # fmt: skip
     global _maker
     # the processes are the parallelism; threads within each would only compete
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     end_with_parent()
-    _maker = Maker(folder, seq_len, shape, overlong, holdout)
+    _maker = Maker(folder, seq_len, shape, overlong, holdout, columns)
 
 
 def _work(block: Block) -> SamplePiece:

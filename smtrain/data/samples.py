@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.data.blocks import Block
-from smtrain.data.chat import ChatTemplate, RecordFault, Rendered, Shape, conversation
+from smtrain.data.chat import COLUMNS, ChatTemplate, RecordFault, Rendered, Shape, conversation, named
 from smtrain.data.holdout import HoldOut, conversation_hash
 from smtrain.data.reading import BadLine
 from smtrain.data.records import read_records
 from smtrain.data.tokenizer import load_tokenizer
+from smtrain.errors import DataError
 
 _SPLIT = "conversations that became a sample for each answer"
 _CUT = "samples cut to seq_len + 1 tokens"
@@ -47,21 +48,34 @@ class Maker:
 
     def __init__(
         self, folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"],
-        holdout: HoldOut | None = None,
+        holdout: HoldOut | None = None, columns: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self.arguments = (folder, seq_len, shape, overlong, holdout)
+        """`columns` names those of the records that are called otherwise, {ours: theirs}."""
+        self.arguments = (folder, seq_len, shape, overlong, holdout, dict(columns or {}))
+        self._columns = dict(columns or {})
         self._holdout = holdout
         self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder)
         self._limit, self._shape, self._drop = seq_len + 1, shape, overlong == "drop"
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that may be read of a table."""
+        return (*COLUMNS, *self._columns.values())
+
     def piece(self, block: Block) -> SamplePiece:
+        try:
+            return self._piece(block)
+        except DataError as error:
+            raise DataError(f"{block.file.name}: {error}") from None
+
+    def _piece(self, block: Block) -> SamplePiece:
         found = read_records(block)
         rendered: list[Rendered] = []
         hashes: list[int] = []  # of the conversation of each text: what is made of one stays on one side
         told: Counter[str] = Counter()
         for line, row in found.rows:
             try:
-                said = conversation(row, self._shape)
+                said = conversation(named(row, self._columns), self._shape)
                 texts = self.template.render(said)
             except RecordFault as fault:
                 found.bad.append(BadLine(block.file.name, line, str(fault)))

@@ -7,7 +7,7 @@ depend on the input and the settings alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ def prepare_sft(
     overwrite: bool = True,
     holdout: HoldOut | None = None,
     machines: MeetingPoint | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> DatasetManifest:
     """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
 
@@ -58,14 +59,15 @@ def prepare_sft(
     fields. `tokenizer` is a Hugging Face folder, whose chat template is used. `workers` defaults to every core; `say`
     hears what people should know. A run that was killed goes on where it was when it is called again with the same
     input and settings, on another machine from `parts`. Call it from under `if __name__ == "__main__"`: the workers are
-    spawned. `holdout` says which conversations are written beside the others for validation.
+    spawned. `holdout` says which conversations are written beside the others for validation, `columns` {ours: theirs}
+    how the records call what is called messages, instruction, input, output, system or tools here.
 
     Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad records, no sample on
     either side of a `holdout`, a tokenizer that does not fit the model beside it or has no chat template, and, without
     `overwrite`, an `output` that holds a dataset.
     """
     say = say or to_stderr
-    asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, encoding, say)
+    asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, encoding, say, columns)
     files, facts, make, left_out = asked.files, asked.facts, asked.make, asked.left_out
     say(f"prepare: {make.template.about}")
     if not overwrite:
@@ -137,12 +139,13 @@ def assist_sft(
     encoding: str | None = None,
     holdout: HoldOut | None = None,
     say: Callable[[str], None] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> int:
     """Do shares of what another machine prepares with the same arguments, until it has all; how many were done here.
 
     Raises DataError where that machine cannot be reached, is gone, or finds other records or settings here.
     """
-    asked = _asked(inputs, None, tokenizer, seq_len, format, overlong, holdout, encoding, lambda _: None)
+    asked = _asked(inputs, None, tokenizer, seq_len, format, overlong, holdout, encoding, lambda _: None, columns)
     with share_work(asked.files, asked.make, workers) as work:
         return help_others(machines, _digest(asked, True), work, asked.files, lambda _: None, say or to_stderr)
 
@@ -178,6 +181,7 @@ class _AskedSamples:
 def _asked(
     inputs: Sequence[Path | str], output: Path | None, tokenizer: Path, seq_len: int, format: str,
     overlong: Literal["truncate", "drop"], holdout: HoldOut | None, encoding: str | None, say: Callable[[str], None],
+    columns: Mapping[str, str] | None,
 ) -> _AskedSamples:  # fmt: skip
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -199,13 +203,13 @@ def _asked(
             f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: sft "
             "learns from records (jsonl, json, parquet, arrow); remove it, or set train.objective: pretrain."
         )
-    make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None)
+    make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None, columns)
     return _AskedSamples(files, len(others), facts, make, left_out)
 
 
 def _digest(asked: _AskedSamples, elsewhere: bool) -> str:
     """Equal for runs that write the same bytes."""
-    _, *settings, holdout = asked.make.arguments
+    _, *settings, holdout, columns = asked.make.arguments
     return digest(
         [
             [file.identity(elsewhere=elsewhere) for file in asked.files],
@@ -214,6 +218,7 @@ def _digest(asked: _AskedSamples, elsewhere: bool) -> str:
             settings,
             BLOCK_BYTES,
             *([str(holdout)] if holdout else [asked.others] if asked.others else []),
+            *([columns] if columns else []),
         ]
     )
 
