@@ -171,8 +171,8 @@ class SeenDocuments:
         if slots == len(self._table):
             return self
         larger = SeenDocuments(slots)
-        for start in range(0, len(self._table), 1 << 22):
-            there = self._table[start : start + (1 << 22)]
+        for start in range(0, len(self._table), 1 << 18):  # in pieces that take little memory
+            there = self._table[start : start + (1 << 18)]
             larger.new(there[there != 0])
         return larger
 
