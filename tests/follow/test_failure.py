@@ -167,6 +167,7 @@ def test_what_has_not_failed_is_not_explained() -> None:
 
 # What users of today's tools ran into, in the words that their logs or SageMaker had: ../shared/facts/users.md.
 LOGS = {
+    "no-deterministic-kernel": "[rank0]: RuntimeError: put_ does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation",
     "gpu-memory": "algo-1, rank 3: out of memory: 2.50 GiB were asked for, and 1.12 of 79.10 GiB were free on GPU 3; raise",
     "neuron-memory": """
 2026-Nov-21 12:01:17.728750  3882:3882  ERROR  TDRV:dmem_alloc_internal          Failed to alloc DEVICE memory: 180355072
