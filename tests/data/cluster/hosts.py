@@ -93,3 +93,24 @@ def ends_after(patch: Any, draw: random.Random) -> None:
         return real(table, work)
 
     patch.setattr("smtrain.data.cluster.together.do_shares", mortal)
+
+
+def until_done(
+    draw: random.Random, run: Callable[[Callable[[Any], None]], object], after: list[int], times: int
+) -> None:
+    """Call `run(progress)` until it ends; the first `times` it is interrupted after some of its blocks."""
+    for attempt in range(200):
+        left = draw.choice(after) if attempt < times else 1 << 30
+
+        def stop(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise InterruptedError
+
+        try:
+            run(stop)
+            return
+        except InterruptedError:
+            pass
+    raise AssertionError("it never ends")

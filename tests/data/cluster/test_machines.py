@@ -21,7 +21,7 @@ from smtrain.data.holdout import HoldOut
 from smtrain.data.prepare import assist, prepare
 from smtrain.data.sft import assist_sft, prepare_sft
 from smtrain.errors import DataError
-from tests.data.cluster.hosts import ends_after, free_address, on_machines
+from tests.data.cluster.hosts import ends_after, free_address, on_machines, until_done
 
 SETTINGS: dict[str, Any] = {
     "seq_len": 8, "cleaning": Cleaning(deduplicate=True, min_characters=2), "workers": 2,
@@ -75,23 +75,14 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
     ends_after(monkeypatch, draw)
     out = tmp_path / "out"
     size = draw.choice([256, 512, 1024])
-    for attempt in range(200):
-        left = draw.choice([1, 3, 8, 20, 999])
 
-        def stop(_: object) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise InterruptedError
+    def run(progress: Any) -> None:
+        on_machines(
+            draw.randrange(1, 4), sources, out, tokenizer_folder, share_bytes=size, max_bad=999, progress=progress,
+            **SETTINGS,
+        )  # fmt: skip
 
-        try:
-            on_machines(
-                draw.randrange(1, 4), sources, out, tokenizer_folder, share_bytes=size, max_bad=999,
-                progress=stop if attempt < 12 else ignore, **SETTINGS,
-            )  # fmt: skip
-            break
-        except InterruptedError:
-            pass
+    until_done(draw, run, [1, 3, 8, 20, 999], 12)
     assert digest(out) == wanted
     assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in (tmp_path / "wanted").iterdir())
 

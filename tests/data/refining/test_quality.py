@@ -19,7 +19,7 @@ from smtrain.data.refining.quality import FILTERS, judge
 from smtrain.data.report import report
 from smtrain.data.report_page import page
 from smtrain.errors import ConfigError, DataError
-from tests.data.cluster.hosts import ends_after, on_machines
+from tests.data.cluster.hosts import ends_after, on_machines, until_done
 from tests.data.cluster.test_machines import digest
 
 with warnings.catch_warnings():
@@ -97,23 +97,14 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
     assert {reason.split(":")[0] for reason in made.dropped} > {"by gopher_quality"}
     assert made.examples.keys() > {reason for reason in made.dropped if reason.startswith("by ")} - {"-"}
     ends_after(monkeypatch, draw)
-    for attempt in range(40):
-        left = draw.choice([2, 5, 9]) if attempt < 4 else 1 << 30
 
-        def stop(_: object) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise InterruptedError
+    def run(progress: Any) -> None:
+        on_machines(
+            draw.randrange(1, 4), sources, tmp_path / "out", tokenizer_folder, share_bytes=4096, progress=progress,
+            **settings,
+        )  # fmt: skip
 
-        try:
-            on_machines(
-                draw.randrange(1, 4), sources, tmp_path / "out", tokenizer_folder, share_bytes=4096, progress=stop,
-                **settings,
-            )  # fmt: skip
-            break
-        except InterruptedError:
-            pass
+    until_done(draw, run, [2, 5, 9], 4)
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
 
 
