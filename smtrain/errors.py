@@ -21,6 +21,10 @@ class SmtrainError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*(clean(arg) if isinstance(arg, str) else arg for arg in args))
 
+    def _render_traceback_(self) -> list[str]:
+        """IPython's own hook: a notebook shows the sentence in place of a traceback; `%debug` has that still."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(SmtrainError):
     """A config that cannot be run; `faults` holds one sentence per fault, in the order of the keys."""

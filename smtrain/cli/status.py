@@ -64,7 +64,8 @@ def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
     if saved:
         lines.append(f"             {copy} --what checkpoints")
     elif stage == "train":
-        lines.append("checkpoint:  none yet")
+        none = "none: it saved none, or a later job of the run pruned them" if ended else "none yet"
+        lines.append(f"checkpoint:  {none}")
     for part in parts(job, "metrics", told):
         lines += [f"metrics:     {part.uri}", f"             {copy} --what metrics"]
     for part in parts(job, "model", told):

@@ -102,3 +102,13 @@ def test_interrupting_the_kernel_in_a_run_ends_in_a_sentence(kernel: Any, tmp_pa
     assert "goes on, and the same call comes back to it" in error.traceback[0]
     assert not [output for output in outputs if "Traceback" in output.get("text", "")]
     assert kernel("1 + 1")[0].data["text/plain"] == "2"
+
+
+def test_a_wrong_config_in_a_cell_is_its_sentences_and_no_traceback(kernel: Any) -> None:
+    (error,) = kernel("smtrain.run({'train': {'lr': -1}})")
+    assert error.ename == "ConfigError"
+    (said,) = error.traceback
+    assert "train.lr" in said
+    assert "model.path" in said
+    assert 'File "' not in said
+    assert "Input" not in said
