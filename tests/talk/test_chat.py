@@ -171,7 +171,7 @@ def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], folder:
     at.type("/clear\n")
     at.prompt()
     at.type("/retry\n")
-    assert "nothing was asked yet" in at.prompt()
+    assert "nothing has been asked yet" in at.prompt()
     at.type("/quit\n")
     assert at.ended() == 0
     messages = json.loads(saved.read_text())["messages"]
@@ -350,7 +350,7 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
         smtrain.chat(str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="is a file"):
         smtrain.chat(folder / "config.json")
-    with pytest.raises(ConfigError, match="warmth: is not a setting"):
+    with pytest.raises(ConfigError, match="warmth: is not a generation setting"):
         smtrain.chat(folder, warmth=1)
     with pytest.raises(ConfigError, match="turns: got -1"):
         smtrain.chat(folder, turns=-1)
