@@ -69,10 +69,10 @@ def clean(
     What a running job or an unfinished run needs stays.
     """
     from smtrain.aws.local_plane import ensure_running, home_folder
-    from smtrain.config.units import seconds
+    from smtrain.config.units import seconds, spell_bytes
     from smtrain.errors import ConfigError, LocalError
     from smtrain.local.clean import end_crashed, plan, remove
-    from smtrain.local.usage import KINDS, spell_bytes, usage
+    from smtrain.local.usage import KINDS, usage
 
     try:
         age = None if older_than is None else float(seconds(older_than))
@@ -104,7 +104,7 @@ def clean(
 
 
 def _show(found: Removal) -> None:
-    from smtrain.local.usage import spell_bytes
+    from smtrain.config.units import spell_bytes
 
     if found.jobs:
         names = ", ".join(sorted({record.run for record in found.jobs}))

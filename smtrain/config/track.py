@@ -36,6 +36,9 @@ class Track(Section):
     """Weights & Biases."""
     experiment: str | None = Field(None, min_length=1)
     """MLflow's experiment; default: smtrain."""
+    machines: bool = False
+    """Have CloudWatch chart what the machines use as the job says it (train:device, train:net_in, ...), beside what
+    SageMaker measures itself, which knows no Neuron cores and no network."""
     by: Literal["client", "job"] = "client"
     """Who sends to MLflow and W&B: the command that follows the job (`run`, `launch`, `logs --follow`), or the job
     itself, whose image must then hold their packages."""

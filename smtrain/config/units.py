@@ -1,4 +1,4 @@
-"""Durations as people write them: `90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`, always kept in seconds."""
+"""Amounts as people write them. Durations (`90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`) are always kept in seconds."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def spell(value: float) -> str:
 def counted(parameters: float) -> str:
     """How many parameters a model has, in billions, or in millions where there are fewer: 6.74 B, 135 M."""
     return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"
+
+
+def spell_bytes(size: float) -> str:
+    """`512 B`, `4.1 kB`, `1.2 GB`: decimal, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

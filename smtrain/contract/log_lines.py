@@ -9,13 +9,20 @@ from math import isfinite
 
 STEP_PATTERN = '"step="'
 """CloudWatch's filter pattern for lines of steps: it then sends nothing else."""
-SOFTWARE, PROFILE = "software: ", "profile: "
-"""How the lines begin that say which versions a train job runs with, and which part of a step takes how long."""
+SOFTWARE, PROFILE, MACHINE = "software: ", "profile: ", "machine: "
+"""How the lines begin that say which versions a train job runs with, which part of a step takes how long, and what of
+its machine each host uses."""
 _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
     "loss": ".6f", "grad_norm": ".4f", "lr": ".4e", "tokens_per_s": ".1f", "mfu": ".4f", "data_wait": ".4f",
     "val_loss": ".6f", "val_ppl": ".4f", "val_accuracy": ".4f",
 }  # fmt: skip
+_MACHINE_FORMATS = {
+    "cpu": ".4f", "memory": ".4f", "disk": ".4f", "net_in": ".0f", "net_out": ".0f", "disk_read": ".0f",
+    "disk_write": ".0f", "device": ".4f", "device_memory": ".4f",
+}  # fmt: skip
+MACHINE_NUMBERS = tuple(_MACHINE_FORMATS)
+"""What a host may say of its machine: shares of 1, and bytes a second (`net_*`, `disk_read`, `disk_write`)."""
 _PAIR = re.compile(r"(\w+)=([-+]?(?:[0-9.]+(?:[eE][-+]?\d+)?|nan|inf))\b")
 
 
@@ -49,6 +56,20 @@ def step_record(text: str) -> dict[str, float] | None:
         return None
     numbers = {key: float(value) for key, value in _PAIR.findall(text)}
     return {key: value for key, value in numbers.items() if key != "of" or isfinite(value)}
+
+
+def machine_line(numbers: Mapping[str, float]) -> str:
+    """The line in which a host says what of its machine is used, of MACHINE_NUMBERS what it knows."""
+    known = [f"{name}={numbers[name]:{form}}" for name, form in _MACHINE_FORMATS.items() if name in numbers]
+    return MACHINE + " ".join(known)
+
+
+def machine_record(text: str) -> dict[str, float] | None:
+    """The numbers of a `machine: ...` line; None for any other."""
+    if not text.startswith(MACHINE):
+        return None
+    numbers = {key: float(value) for key, value in _PAIR.findall(text) if key in _MACHINE_FORMATS}
+    return {key: value for key, value in numbers.items() if isfinite(value)} or None
 
 
 def step_records(lines: Iterable[Line]) -> list[dict[str, float]]:

@@ -56,6 +56,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
     ]
     stages = " &rsaquo; ".join(f"{_text(name)} {spell(seconds)}" for name, seconds in progress.transitions(now))
     numbers = [f"<span>{_text(name)} <b>{_text(value)}</b></span>" for name, value in progress.numbers()]
+    used = [f"<span>{_text(name)} <b>{_text(value)}</b></span>" for name, value in progress.use()]
     shown = "\n".join(_text(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…") for line in lines)
     as_of = "" if progress.ended else f"as of {now:%H:%M:%S} UTC"
     rows = [
@@ -63,6 +64,8 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
         f'<div style="{_DIM}">{stages}</div>' if stages else "",
         _bar(progress),
         f'<div style="{_ROW}">{"".join(numbers)}</div>' if numbers else "",
+        f'<div style="{_ROW};{_DIM}">{"".join(used)}</div>' if used else "",
+        f'<div style="{_DIM}">{_text(progress.profile)}</div>' if progress.profile else "",
         picture(list(progress.points), *_CURVE, validated=list(progress.validated)),
         f'<div style="{_DIM}">cost: {_text(str(cost))}</div>' if cost else "",
         f'<div style="font-weight:600">&#9888; {_text(progress.trouble)}</div>' if progress.trouble else "",

@@ -76,6 +76,10 @@ class LivePanel:
             if len(finite) > 1:
                 first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
                 yield Text(first + sparkline(finite, room - len(first) - len(last)) + last, "blue")
+        if history and (use := p.use()):
+            yield from flowed([Text.assemble((f"{name} ", "dim"), value) for name, value in use], room)
+        if history and p.profile:
+            yield Text(clean(p.profile), "dim")
         if cost:
             forms = [f"cost {form}" for form in cost.forms()]
             yield Text(next((form for form in forms if len(form) <= room), forms[-1]), "dim")

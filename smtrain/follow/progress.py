@@ -10,14 +10,17 @@ from typing import Any
 
 from smtrain.aws.patience import Patience
 from smtrain.config.units import spell
-from smtrain.contract.log_lines import Line, step_record
+from smtrain.contract.log_lines import PROFILE, Line, machine_record, step_record
 from smtrain.contract.requests import groups_of
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.follower import Event, Told
+from smtrain.follow.machines import shown
 from smtrain.follow.money import Spent, cost_of
 
 _RATE_STEPS = 20
 SILENT_S = 600.0
+_WORTH_SAYING = 0.01
+"""Of a step's time, waiting for data."""
 _KEPT_LINES, _KEPT_STEPS = 50, 5000
 
 
@@ -39,6 +42,10 @@ class Progress:
     """Numbers of the last step's line."""
     validated: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
     """(step, loss on held-out text) of the validations so far."""
+    machines: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What of its machine each host uses, as it said last."""
+    profile: str = ""
+    """Which part of a step takes how long, if the job has said so."""
     _heard: float = field(default_factory=time.monotonic)
     _steps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
 
@@ -52,6 +59,10 @@ class Progress:
                 self.note(record)
                 if "loss" in record:
                     self._steps.append((event.timestamp, record["step"]))
+            elif used := machine_record(event.text):
+                self.machines[event.host] = used
+            elif event.text.startswith(PROFILE):
+                self.profile = event.text.removeprefix(PROFILE)
 
     def note(self, record: dict[str, float]) -> None:
         """Note the numbers of a step's line."""
@@ -125,6 +136,8 @@ class Progress:
         ):  # fmt: skip
             if key in last:
                 told.append((name, form.format(last[key])))
+        if last.get("data_wait", 0.0) >= _WORTH_SAYING:
+            told.append(("data wait", f"{last['data_wait']:.0%}"))
         if self.validated:
             at, loss = self.validated[-1]
             lowest, best = min((each, step) for step, each in self.validated)
@@ -133,6 +146,10 @@ class Progress:
         if (left := self.eta_s) is not None:
             told.append(("ETA", spell(left)))
         return told
+
+    def use(self) -> list[tuple[str, str]]:
+        """(name, value) of what the machines use; of several the mean, and the range where they differ much."""
+        return shown(list(self.machines.values()))
 
     def summary(self, now: datetime.datetime) -> str:
         """One line: status, step, loss, rate, what is left, dollars."""

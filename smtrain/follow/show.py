@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from smtrain import text
 from smtrain.aws.calls import EXPIRED, REFRESH, expired
-from smtrain.contract.log_lines import Line
+from smtrain.contract.log_lines import MACHINE, Line
 from smtrain.errors import JobError
 from smtrain.follow import notebook
 from smtrain.follow.cursor import Cursor
@@ -96,7 +96,8 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
                     if not isinstance(event, Line):
                         take(event)
                     elif not wanted or wanted.search(event.text):
-                        progress.lines.append(event)
+                        if not event.text.startswith(MACHINE):  # the panel has its numbers
+                            progress.lines.append(event)
                         take(event)
                     interrupt.heed()  # this event has been shown, and no other has been taken
         except KeyboardInterrupt:

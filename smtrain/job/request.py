@@ -8,6 +8,7 @@ from typing import Any
 
 from smtrain.aws.local_hosts import TAG, LocalHosts
 from smtrain.config import JobConfig, Stage
+from smtrain.contract.log_lines import MACHINE_NUMBERS
 from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
@@ -136,6 +137,8 @@ def _metrics(config: JobConfig, stage: Stage) -> tuple[str, ...]:
     found = METRICS.get(stage, ())
     if stage == "train" and config.train.validation:
         found += ("val_loss", "val_ppl", *(("val_accuracy",) if config.train.objective == "sft" else ()))
+    if stage == "train" and config.track.machines:
+        found += MACHINE_NUMBERS
     if stage == "prepare" and config.data.machines > 1:
         found += ("mb_per_s",)  # of each machine
     if stage == "evaluate":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smtrain.aws.local_plane import state_folder
+from smtrain.config.units import spell_bytes
 
 KINDS = {
     "S3 objects": "inputs, checkpoints, outputs of jobs",
@@ -80,12 +81,3 @@ def _kind(path: Path, home: Path) -> str:
         return "server log"
     top = path.relative_to(home).parts[0]
     return top if top in ("demo", "models") else "caches"
-
-
-def spell_bytes(size: float) -> str:
-    """`512 B`, `4.1 kB`, `1.2 GB`: decimal, as disks are sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

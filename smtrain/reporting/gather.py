@@ -11,7 +11,16 @@ from typing import Any
 from smtrain.aws.attach import place_of
 from smtrain.aws.target import Target, TargetName
 from smtrain.config import STAGES
-from smtrain.contract.log_lines import PROFILE, SOFTWARE, STEP_PATTERN, Line, step_record, step_records
+from smtrain.contract.log_lines import (
+    MACHINE,
+    PROFILE,
+    SOFTWARE,
+    STEP_PATTERN,
+    Line,
+    machine_record,
+    step_record,
+    step_records,
+)
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.money import Spent, cost_of
@@ -68,6 +77,8 @@ class RunAccount:
     """Which versions the newest train job runs with, as its log says."""
     profile: str | None = None
     """Which part of a step takes how long, if its log says."""
+    machines: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    """By host, what of its machine it used in the newest train job, minute by minute."""
     commit: str | None = None
     """The git commit of the folder that the newest train job was started from, if its tags say."""
 
@@ -108,6 +119,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
         _texts(found),
         _line(found, SOFTWARE),
         _line(found, PROFILE),
+        _machines(found),
         _commit(found),
     )
 
@@ -185,12 +197,25 @@ def _texts(run: RunAccount) -> tuple[dict[str, str], ...]:
 
 def _line(run: RunAccount, prefix: str) -> str | None:
     """The rest of the last line of the newest train job that begins so."""
+    found = _lines(run, prefix)
+    return found[-1].text.removeprefix(prefix) if found else None
+
+
+def _lines(run: RunAccount, prefix: str) -> list[Line]:
+    """The lines of the newest train job that begin so."""
     if not (jobs := run.of("train")):
-        return None
+        return []
     began = int(jobs[-1].told["CreationTime"].timestamp() * 1000) - 60_000
     read = pages(run.target, jobs[-1].name, None, began, f'"{prefix}"')
-    found = [line.text.removeprefix(prefix) for page in read for line in page if line.text.startswith(prefix)]
-    return found[-1] if found else None
+    return [line for page in read for line in page if line.text.startswith(prefix)]
+
+
+def _machines(run: RunAccount) -> dict[str, list[dict[str, float]]]:
+    found: dict[str, list[dict[str, float]]] = {}
+    for line in _lines(run, MACHINE):
+        if record := machine_record(line.text):
+            found.setdefault(line.host, []).append(record)
+    return {host: found[host] for host in sorted(found, key=lambda host: (len(host), host))}
 
 
 def _commit(run: RunAccount) -> str | None:

@@ -15,6 +15,7 @@ from smtrain.config.units import spell
 from smtrain.evaluation.report import sentences
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.failure import NO_FAILURE
+from smtrain.follow.machines import NAMES, written
 from smtrain.reporting.charts import chart
 from smtrain.reporting.gather import JobAccount, RunAccount
 from smtrain.reporting.waste import portions
@@ -56,7 +57,8 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         *(f"<pre>{_text(why)}</pre>" for why in failures),
         _section("What ran", _jobs(run)),
         _section("Curves", _curves(run)),
-        _section("Where a step's time goes", f"<p>{_text(run.profile)}</p>" if run.profile else ""),
+        _section("Where a step's time goes", _parts(run)),
+        _section("What the machines used", _machines(run)),
         _section("Validation", _validation(run)),
         _section("Evaluation", _evaluation(run)),
         _section("What it writes", _texts(run)),
@@ -124,6 +126,27 @@ def _curves(run: RunAccount) -> str:
         chart("tokens per second", of("tokens_per_s")),
     ]
     return f'<div class="charts">{"".join(drawn)}</div>' if any(drawn) else ""
+
+
+def _parts(run: RunAccount) -> str:
+    waits = [r["data_wait"] for r in run.records if "data_wait" in r]
+    told = f"<p>{_text(run.profile)}</p>" if run.profile else ""
+    return told + (f"<p>Waiting for data, over all steps: {sum(waits) / len(waits):.1%}.</p>" if waits else "")
+
+
+def _machines(run: RunAccount) -> str:
+    """A row a host: the mean of the job, and the highest of a minute where it is far above."""
+    known = [key for key in NAMES if any(key in record for told in run.machines.values() for record in told)]
+    rows = []
+    for host, told in run.machines.items():
+        cells = []
+        for key in known:
+            values = [record[key] for record in told if key in record]
+            mean, high = (sum(values) / len(values), max(values)) if values else (0.0, 0.0)
+            above = f" (up to {written(key, high)})" if high > 1.1 * mean and high > 0.1 else ""
+            cells.append(_n(f"{written(key, mean)}{above}" if values else ""))
+        rows.append([_text(host), *cells])
+    return _table(["host", *(f"> {NAMES[key]}" for key in known)], rows) if rows else ""
 
 
 def _validation(run: RunAccount) -> str:

@@ -30,7 +30,7 @@ class Tracked:
 
 def variable(track: Track) -> str | None:
     """The variable's value; None where nothing is tracked. Secrets are names in it, as in the config."""
-    told = track.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    told = track.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"machines"})
     return json.dumps(told, sort_keys=True) if told else None
 
 

@@ -34,6 +34,8 @@ from smtrain.train.entry import fail
 from smtrain.train.health import LossWatch, StallWatch
 from smtrain.train.identity import identity
 from smtrain.train.loop import Loader, StopRequest, train
+from smtrain.train.machine_counters import MachineCounters
+from smtrain.train.machine_watch import MachineWatch
 from smtrain.train.metrics import MetricsLog, peak_flops
 from smtrain.train.position import Position, changes
 from smtrain.train.profile import FOLDER as PROFILE
@@ -109,6 +111,9 @@ def start(config: JobConfig, container: Container) -> None:
         stage, within = divmod(engine.rank, config.parallel.tp * config.dp)
         folder = container.output_data_dir / PROFILE
         profiler = StepProfiler(options.profile, folder, engine.rank, None if within else stage, gather, _say)
+    machine = None
+    if engine.rank % config.processes_per_instance == 0:
+        machine = MachineWatch(container.output_data_dir, container.host, MachineCounters(container.checkpoint_dir))
     try:
         last = train(
             config, engine, loader, line=line, resumed=good.step if good else None,
@@ -119,6 +124,8 @@ def start(config: JobConfig, container: Container) -> None:
         )  # fmt: skip
     finally:
         resume.close()
+        if machine:
+            machine.close()
         if log:
             log.close()
         if validator:

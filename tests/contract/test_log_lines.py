@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.contract.log_lines import Line, step_line, step_record, step_records
+from smtrain.contract.log_lines import (
+    MACHINE_NUMBERS,
+    Line,
+    machine_line,
+    machine_record,
+    step_line,
+    step_record,
+    step_records,
+)
 
 NAMES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "data_wait", "val_loss", "val_ppl", "val_accuracy")
 
@@ -24,6 +32,23 @@ def test_what_is_written_is_read(step: int, last: int, numbers: dict[str, float]
     for name, value in numbers.items():
         assert read[name] == pytest.approx(value, rel=1e-4, abs=0.06, nan_ok=True)
     assert step_line({"step": step, **{name: read[name] for name in numbers}}, last) == text
+
+
+@given(st.dictionaries(st.sampled_from(MACHINE_NUMBERS), st.floats(0, 1e12), min_size=1))
+def test_what_a_host_says_of_its_machine_is_read(numbers: dict[str, float]) -> None:
+    text = machine_line(numbers)
+    read = machine_record(text)
+    assert read is not None
+    assert read == {name: pytest.approx(value, abs=0.51) for name, value in numbers.items()}
+    assert machine_line(read) == text
+    assert step_record(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "machine: ", "machine: warm=1", "the machine: cpu=1", "step=1 cpu=0.5", "machine: cpu=inf"]
+)
+def test_any_other_line_says_nothing_of_a_machine(text: str) -> None:
+    assert machine_record(text) is None
 
 
 def test_a_number_without_a_form_is_refused() -> None:

@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from smtrain.aws.patience import Patience
-from smtrain.contract.log_lines import Line
+from smtrain.contract.log_lines import Line, machine_line, step_line
 from smtrain.follow import panel
 from smtrain.follow.follower import Told
+from smtrain.follow.html import block
 from smtrain.follow.panel import LivePanel, written
 from smtrain.follow.progress import SILENT_S, Progress
 from tests.cli.test_terminals import on_a_terminal
@@ -73,6 +74,25 @@ def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ("step 40 of 100", "loss 3.2000", "grad norm 0.512", "tokens/s 81,234", "MFU 43.2%", "ETA 3 min 00 s"):
         assert words in narrow
     assert all(len(line) <= 40 for line in narrow.splitlines())
+
+
+def test_what_machines_use_is_a_line_of_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = training()
+    for number, busy in enumerate((0.97, 0.35, 0.95, 0.97), 1):
+        numbers = {"cpu": 0.21, "memory": 0.4, "disk": 0.3, "net_in": 1.2e9, "net_out": 2e3, "device": busy}
+        progress.take(Line(f"algo-{number}", 0, machine_line(numbers)))
+    progress.take(Line("algo-1", 0, "profile: a step takes 2 s: data 3 %, pipeline 21 % (16 to 28 % by rank)"))
+    progress.take(Line("algo-1", 0, step_line({"step": 41, "loss": 3.1, "data_wait": 0.034}, 100)))
+    text = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch)
+    assert "devices 81% (35% to 97%)  CPU 21%  memory 40%  net in 1.2 GB/s  │" in re.sub(" +│", "  │", text)
+    assert "data wait 3%" in text
+    assert "a step takes 2 s: data 3 %, pipeline 21 %" in text
+    low = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch, height=12)
+    assert len(low.splitlines()) < 12
+    assert "so far" in low
+    html = block(progress)
+    assert "devices <b>81% (35% to 97%)</b>" in html
+    assert "pipeline 21 %" in html
 
 
 @pytest.mark.parametrize("width", [24, 30, 40, 60, 80, 100, 120, 400])

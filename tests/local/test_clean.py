@@ -11,7 +11,8 @@ import pytest
 
 from smtrain.aws.local_plane import ensure_running, shut_down
 from smtrain.cli.dispatch import call
-from smtrain.local.usage import spell_bytes, usage
+from smtrain.config.units import spell_bytes
+from smtrain.local.usage import usage
 
 from .conftest import Client, channel, wait_for
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import smtrain
+from smtrain.contract.log_lines import MACHINE_NUMBERS, machine_line, step_line
 from smtrain.engine.base import StepResult
 from smtrain.train.metrics import MetricsLog
+
+ROLE = "arn:aws:iam::111122223333:role/r"
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(2.5, 0.25), (1e-7, 12345.0)])
@@ -25,7 +29,7 @@ def test_the_metric_definitions_find_every_number_in_a_steps_line(
     (line,) = capsys.readouterr().out.splitlines()
     request = smtrain.request(
         target="aws", model={"path": "s3://bucket/model"}, data={"path": "s3://bucket/text"}, parallel={"tp": 2},
-        compute={"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": "arn:aws:iam::111122223333:role/r"},
+        compute={"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": ROLE},
         output={"s3_uri": "s3://bucket/out"},
     )  # fmt: skip
     found = {
@@ -37,6 +41,27 @@ def test_the_metric_definitions_find_every_number_in_a_steps_line(
     assert found["train:grad_norm"] == [norm]
     assert found["train:lr"] == [1.5e-4]
     assert all(len(numbers) == 1 for numbers in found.values())
+
+
+def test_what_machines_use_is_a_metric_where_asked_for() -> None:
+    line = machine_line({name: 0.25 if "_" not in name else 1e6 for name in MACHINE_NUMBERS})
+    steps = step_line({"step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 9.0, "mfu": 0.1}, 10)
+    raw: dict[str, Any] = {
+        "target": "aws", "model": {"path": "s3://bucket/model"}, "data": {"path": "s3://bucket/text"},
+        "parallel": {"tp": 2}, "output": {"s3_uri": "s3://bucket/out"},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": ROLE},
+    }  # fmt: skip
+    plain, asked = smtrain.request(raw), smtrain.request({**raw, "track": {"machines": True}})
+    definitions = asked["AlgorithmSpecification"].pop("MetricDefinitions")
+    usual = plain["AlgorithmSpecification"].pop("MetricDefinitions")
+    assert definitions[: len(usual)] == usual
+    assert asked == plain
+    for definition in definitions[len(usual) :]:
+        name = definition["Name"].removeprefix("train:")
+        assert [float(found) for found in re.findall(definition["Regex"], line)] == [0.25 if "_" not in name else 1e6]
+        assert not re.search(definition["Regex"], steps)
+    assert {definition["Name"] for definition in definitions[len(usual) :]} == {f"train:{n}" for n in MACHINE_NUMBERS}
+    assert not any(re.search(definition["Regex"], line) for definition in usual)
 
 
 def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_run(tmp_path: Path) -> None:

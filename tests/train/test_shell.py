@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,10 @@ def test_from_scratch_it_trains_resumes_exports_and_writes(shell: Shell) -> None
     records = (shell.root / "output/data/metrics.jsonl").read_text().splitlines()
     assert [json.loads(record)["step"] for record in records] == [1, 2, 3, 4, 5]
     assert list((shell.root / "output/data/tensorboard").glob("events*"))
+    used = [json.loads(text) for text in (shell.root / "output/data/machine-algo-1.jsonl").read_text().splitlines()]
+    assert len(used) >= 2, "each job's last reading"
+    assert all(0 <= reading[name] <= 1 for reading in used for name in ("cpu", "memory", "disk"))
+    assert re.search(r"^machine: cpu=[0-9.]+ memory=[0-9.]+ ", again.stdout, re.M)
     shell.channel("checkpoint", shell.root / "checkpoints")
     assert shell.run("export").returncode == 0
     model = shell.result("scratch")
