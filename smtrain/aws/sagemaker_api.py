@@ -53,12 +53,12 @@ def stop(target: Target, name: str) -> None:
 
 
 def tags(target: Target, arn: str) -> list[dict[str, str]]:
-    """A job's tags; none where this caller may not read them."""
-    from botocore.exceptions import ClientError
+    """A job's tags; none where this caller may not read them, or cannot now: nothing hangs on them."""
+    from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         found: list[dict[str, str]] = target.sagemaker.list_tags(ResourceArn=arn)["Tags"]
-    except ClientError:
+    except (ClientError, BotoCoreError):
         return []
     return found
 

@@ -6,11 +6,11 @@ import contextlib
 import fcntl
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from smtrain.commit import commit_of, committed
 from smtrain.config.secret import Secret
 from smtrain.contract.log_lines import STEP_PATTERN, Line, step_record
 from smtrain.errors import JobError
@@ -94,8 +94,9 @@ def tracked_of(job: Job, told: dict[str, Any]) -> Tracked:
     """A job as trackers know it: its run, its config and where it came from."""
     run_uri = told["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
     tags = {"smtrain.job": job.name, "smtrain.target": job.target.name}
-    if commit := _commit():
-        tags["mlflow.source.git.commit"] = commit
+    # of a job without the tag, started from Python, the folder of whoever follows it is the best guess
+    if commit := commit_of(job.target.tags(told)) or committed():
+        tags["mlflow.source.git.commit"] = commit.partition(" ")[0]  # MLflow knows no changes to it
     channels = {c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in told.get("InputDataConfig", [])}
     known = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
     # A prefix of ours is named after its content, or after the job that made it of such.
@@ -129,15 +130,6 @@ def read_secret(job: Job, named: Secret) -> str:
         return str(json.loads(text)[named.key] if named.key else text).strip()
     except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
         raise JobError(f"the secret {where} could not be read ({type(error).__name__})") from None
-
-
-def _commit() -> str:
-    """The commit of the git repository that this process works in; empty where there is none."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _locked(path: Path) -> IO[str] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from smtrain.aws.attach import place_of
 from smtrain.aws.target import Target, TargetName
+from smtrain.commit import commit_of
 from smtrain.config import STAGES
 from smtrain.contract.log_lines import (
     MACHINE,
@@ -28,7 +29,6 @@ from smtrain.follow.reading import pages
 from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from smtrain.handle.results import stage_of
-from smtrain.job import git_tag
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
 
@@ -219,13 +219,8 @@ def _machines(run: RunAccount) -> dict[str, list[dict[str, float]]]:
 
 
 def _commit(run: RunAccount) -> str | None:
-    from botocore.exceptions import ClientError
-
     job = run.last("train") or run.jobs[-1]
-    try:
-        return git_tag.read(run.target.tags(job.told))
-    except ClientError:  # who may describe a job need not be allowed to list its tags
-        return None
+    return commit_of(run.target.tags(job.told))
 
 
 def _left(run: RunAccount, stage: str, file: str) -> Any:

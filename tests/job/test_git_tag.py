@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 import smtrain
-from smtrain.job.git_tag import TAG, committed, tagged
+from smtrain.commit import TAG, committed
+from smtrain.job.git_tag import tagged
 from smtrain.job.stages import Chain
 from smtrain.place.choose import target_of
 from tests.cli.test_cli import smtrain as command

@@ -33,6 +33,7 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
             "train": {"steps": 6, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3},
             "compute": {"processes_per_instance": 1}, "generate": {"max_new_tokens": 2},
             "track": {"tensorboard": "live", "mlflow": uri, "experiment": "tests"},
+            "tags": {"smtrain:git": f"{'1' * 40} with changes"},
         }  # fmt: skip
         run = smtrain.run(raw, say=told.append)
         client = MlflowClient(tracking_uri=uri)
@@ -47,6 +48,7 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
             assert [step for step, _ in points] == [row["step"] for row in rows]
             assert [value for _, value in points] == pytest.approx([row[metric] for row in rows], rel=1e-3)
         assert kept.info.status == "FINISHED"
+        assert kept.data.tags["mlflow.source.git.commit"] == "1" * 40, "where the run was started, not who follows it"
         assert kept.data.params["train.steps"] == "6"
         assert {file.path for file in client.list_artifacts(kept.info.run_id)} >= {
             "report.html",
