@@ -20,6 +20,8 @@ def check(
         Optional[options.StageOption],  # noqa: UP045
         typer.Option(help="Check this stage only; default: all stages of the config.", show_default=False),
     ] = None,
+    tune: options.WithTuning = False,
+    endpoint: options.WithEndpoint = None,
     target: options.To = None,
     set_: options.Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -27,7 +29,10 @@ def check(
     """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
     from smtrain.preflight import check as look
 
-    report = look(config, stage=stage.value if stage else None, target=options.name_of(target), set_=set_ or ())
+    report = look(
+        config, stage=stage.value if stage else None, tune=tune, endpoint=endpoint, target=options.name_of(target),
+        set_=set_ or (),
+    )  # fmt: skip
     say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:
         raise typer.Exit(2)

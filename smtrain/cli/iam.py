@@ -24,12 +24,14 @@ def policy(
     caller: Annotated[bool, typer.Option("--caller", help="Only the policy of whoever runs smtrain.")] = False,
     role: Annotated[bool, typer.Option("--role", help="Only the policy of the execution role.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Only the role's trust policy.")] = False,
+    tune: options.WithTuning = False,
+    endpoint: options.WithEndpoint = None,
     target: options.To = None,
     set_: options.Set = None,
 ) -> None:
     """Print the policies of caller and role and the role's trust policy, for this config and nothing else."""
     from smtrain.iam import policies
 
-    made = policies(config, target=options.name_of(target), set_=set_ or ())
+    made = policies(config, target=options.name_of(target), set_=set_ or (), tune=tune, endpoint=endpoint)
     chosen = {name: made[name] for name, wanted in (("caller", caller), ("role", role), ("trust", trust)) if wanted}
     say(json.dumps(next(iter(chosen.values())) if len(chosen) == 1 else chosen or made, indent=2), whole=True)

@@ -69,6 +69,11 @@ FromStep = Annotated[
     typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones.", show_default=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
+WithTuning = Annotated[bool, typer.Option("--tune", help="Also for `smtrain tune`.")]
+WithEndpoint = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name.", show_default=False),
+]
 ServingRole = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),

@@ -7,6 +7,8 @@ ENDED = ("Completed", "Failed", "Stopped")
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 """CloudWatch's log group of all training jobs, and the namespace of their metrics."""
+ENDPOINT_LOGS = "/aws/sagemaker/Endpoints"
+"""Below it each endpoint has a log group of its name."""
 
 # Quotas as Service Quotas itself names them (Amazon SageMaker; read 2026-11 in published listings of accounts).
 # Of the names for spot below the first three only the first half was seen; a quota that is not listed limits nothing.

@@ -7,64 +7,45 @@ platform does with the role; the service authorization reference for what each a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.config import JobConfig, Stage
 from smtrain.contract.owner import owner_uri
 from smtrain.contract.uris import split_uri
-from smtrain.facts.images import ecr_image
-from smtrain.facts.sagemaker import LOG_GROUP
+from smtrain.facts.images import EcrImage, ecr_image
+from smtrain.iam.beside import Beside, of_the_caller, of_the_role, serving_images
+from smtrain.iam.statement import Arns, Statement
 from smtrain.job.graphs import cache_root
 from smtrain.job.request import checkpoint_uri, run_uri
 
-SERVICE = "sagemaker.amazonaws.com"
 Requests = Mapping[Stage, dict[str, Any]]
+NOTHING = Beside()
 
 
-@dataclass(frozen=True)
-class Statement:
-    """One Allow."""
-
-    sid: str
-    actions: tuple[str, ...]
-    resources: tuple[str, ...]
-    condition: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As IAM writes it."""
-        told = {
-            "Sid": self.sid,
-            "Effect": "Allow",
-            "Action": list(self.actions),
-            "Resource": list(self.resources),
-        }
-        return told | ({"Condition": {k: dict(v) for k, v in self.condition.items()}} if self.condition else {})
-
-
-def trust_policy() -> dict[str, Any]:
-    """Who may take the role: SageMaker."""
-    principal = {"Service": SERVICE}
+def trust_policy(beside: Beside = NOTHING) -> dict[str, Any]:
+    """Who may take the role: SageMaker, and for an endpoint that is deleted in time the scheduler."""
+    services = beside.services
+    principal = {"Service": services[0] if len(services) == 1 else services}
     return _policy({"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"})
 
 
-def role_policy(config: JobConfig, requests: Requests) -> dict[str, Any]:
+def role_policy(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> dict[str, Any]:
     """What the jobs of these requests do with their role."""
-    return _policy(*(statement.to_dict() for statement in role_statements(config, requests)))
+    return _policy(*(statement.to_dict() for statement in role_statements(config, requests, beside)))
 
 
-def caller_policy(config: JobConfig, requests: Requests) -> dict[str, Any]:
+def caller_policy(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> dict[str, Any]:
     """What whoever checks, starts, follows and stops these jobs does."""
-    return _policy(*(statement.to_dict() for statement in caller_statements(config, requests)))
+    return _policy(*(statement.to_dict() for statement in caller_statements(config, requests, beside)))
 
 
 def _policy(*statements: dict[str, Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
-def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
+def role_statements(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> list[Statement]:
     """The execution role's permissions. `config` is resolved: its role, region and URIs are filled in."""
-    a = _Arns.of(config)
+    a = Arns.of(config)
     read, written = _read(config, requests), _written(config, requests)
     out = [
         Statement("ReadInputs", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
@@ -90,7 +71,7 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     if "train" in requests:
         # whether the owner of the checkpoints has ended, where a request was sent without smtrain's own launch
         out.append(Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),)))
-    if images := _images(a, requests):
+    if images := _images(a, requests, serving_images(config, beside)):
         out += [
             Statement("SignInToEcr", ("ecr:GetAuthorizationToken",), ("*",)),
             Statement(
@@ -115,12 +96,14 @@ def role_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     if _keys(config):
         actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey")
         out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
-    return out + _secrets(config, a)
+    if config.model.token:
+        out.append(a.secret("ReadToken", config.model.token))
+    return [*out, *of_the_role(config, a, beside)]
 
 
-def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
+def caller_statements(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> list[Statement]:
     """The permissions of whoever runs smtrain with this config."""
-    a = _Arns.of(config)
+    a = Arns.of(config)
     jobs = a.jobs(config.name)
     base = str(config.output.s3_uri).rstrip("/") + "/"
     own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
@@ -137,7 +120,7 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     out = [
         Statement("RunJobs", tuple(sorted(control)), (jobs,)),
         Statement("FindJobs", ("sagemaker:ListTrainingJobs",), ("*",)),
-        Statement("PassRole", ("iam:PassRole",), (role,), {"StringEquals": {"iam:PassedToService": [SERVICE]}}),
+        Statement("PassRole", ("iam:PassRole",), (role,), {"StringEquals": {"iam:PassedToService": beside.services}}),
         Statement("CheckRole", ("iam:GetRole", "iam:SimulatePrincipalPolicy"), (role,)),
         Statement("CheckQuotas", quotas, ("*",)),
         Statement(
@@ -156,13 +139,13 @@ def caller_statements(config: JobConfig, requests: Requests) -> list[Statement]:
     if token and token.ssm:
         out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
     elif token:
-        out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), _secrets(config, a)[0].resources))
+        out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), a.secret("", token).resources))
     if config.notify.sns:
         rules = ("events:PutRule", "events:PutTargets", "events:TagResource")
         out.append(Statement("TellOfTheEnd", rules, (a.rule(config.name),)))
     actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey")
     out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
-    return out
+    return [*out, *of_the_caller(config, a, beside)]
 
 
 def _read(config: JobConfig, requests: Requests) -> list[str]:
@@ -192,7 +175,7 @@ def _written(config: JobConfig, requests: Requests) -> list[str]:
     return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owned, *cached]))
 
 
-def _listing(a: _Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
+def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
     """ListBucket, of each bucket below the prefixes only; with `bucket_too` also HeadBucket, which names no prefix."""
     test = "StringLikeIfExists" if bucket_too else "StringLike"
     by_bucket: dict[str, set[str]] = {}
@@ -206,7 +189,7 @@ def _listing(a: _Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator
         )  # fmt: skip
 
 
-def _owning(config: JobConfig, a: _Arns, requests: Requests) -> Iterator[Statement]:
+def _owning(config: JobConfig, a: Arns, requests: Requests) -> Iterator[Statement]:
     """Taking the run's checkpoints for a train job, by a record beside them."""
     if "train" in requests:
         record = a.objects(owner_uri(checkpoint_uri(config))).removesuffix("*")
@@ -226,60 +209,9 @@ def _keys(config: JobConfig) -> list[str]:
     return list(dict.fromkeys(filter(None, [config.output.kms_key, config.output.volume_kms_key])))
 
 
-def _images(a: _Arns, requests: Requests) -> tuple[str, ...]:
+def _images(a: Arns, requests: Requests, more: Iterable[EcrImage] = ()) -> tuple[str, ...]:
     found = [ecr_image(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
+    found += more
     return tuple(
         sorted({f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}" for m in found if m})
     )
-
-
-def _secrets(config: JobConfig, a: _Arns) -> list[Statement]:
-    token = config.model.token
-    if token is None:
-        return []
-    if token.secret:
-        # Secrets Manager puts a hyphen and six characters of its own behind the name.
-        arn = f"arn:{a.partition}:secretsmanager:{a.region}:{a.account}:secret:{token.secret}-??????"
-        given = token.secret if token.secret.startswith("arn:") else arn
-        return [Statement("ReadToken", ("secretsmanager:GetSecretValue",), (given,))]
-    name = str(token.ssm)
-    arn = f"arn:{a.partition}:ssm:{a.region}:{a.account}:parameter/{name.lstrip('/')}"
-    return [Statement("ReadToken", ("ssm:GetParameter",), (name if name.startswith("arn:") else arn,))]
-
-
-@dataclass(frozen=True)
-class _Arns:
-    partition: str
-    region: str
-    account: str
-
-    @classmethod
-    def of(cls, config: JobConfig) -> _Arns:
-        _, partition, _, _, account, _ = str(config.compute.role).split(":", 5)
-        return cls(partition, str(config.compute.region), account)
-
-    @property
-    def logs(self) -> str:
-        return f"arn:{self.partition}:logs:{self.region}:{self.account}:log-group:{LOG_GROUP}"
-
-    def bucket(self, uri: str) -> str:
-        return f"arn:{self.partition}:s3:::{split_uri(uri)[0]}"
-
-    def jobs(self, run: str) -> str:
-        return f"arn:{self.partition}:sagemaker:{self.region}:{self.account}:training-job/{run.lower()}-*"
-
-    def rule(self, run: str) -> str:
-        return f"arn:{self.partition}:events:{self.region}:{self.account}:rule/smtrain-{run}"
-
-    def objects(self, uri: str) -> str:
-        return f"arn:{self.partition}:s3:::{uri.removeprefix('s3://')}*"
-
-    def key(self, sid: str, key: str, actions: tuple[str, ...]) -> Statement:
-        """Use of a key by its ARN, id or alias; IAM binds to an alias by a condition only."""
-        keys = f"arn:{self.partition}:kms:{self.region}:{self.account}:key/"
-        if "alias/" in key:
-            alias = key[key.index("alias/") :]
-            return Statement(
-                sid, actions, (f"{keys}*",), {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [alias]}}
-            )
-        return Statement(sid, actions, (key if key.startswith("arn:") else keys + key,))

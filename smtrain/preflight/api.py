@@ -11,11 +11,14 @@ from smtrain.config import JobConfig, Stage
 from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
+from smtrain.iam.beside import Beside
+from smtrain.job.names import endpoint_name
 from smtrain.job.stages import Chain, stages_of
 from smtrain.place.choose import target_of
 from smtrain.place.protocol import JobPlace
 from smtrain.planner.resolve import load_config
 from smtrain.preflight import (
+    caller,
     cluster,
     cost,
     dataset,
@@ -30,6 +33,7 @@ from smtrain.preflight import (
     stages,
     storage,
     token,
+    tracker,
 )  # fmt: skip
 from smtrain.preflight.context import Check, Context, Unplanned, Unreached, Unread
 from smtrain.preflight.findings import Finding, Report
@@ -38,8 +42,8 @@ from smtrain.text import Say
 NOBODY = "arn:aws:iam::000000000000:role/none"
 # What stands in for a setting that is lacking or wrong, and the checks that cannot be made then.
 _STAND_INS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "compute.role": (NOBODY, ("role", "permissions")),
-    "compute.region": ("us-east-1", ("quotas", "image", "price")),
+    "compute.role": (NOBODY, ("role", "permissions", "caller")),
+    "compute.region": ("us-east-1", ("quotas", "image", "price", "tracker")),
     "compute.image": ("000000000000.dkr.ecr.us-east-1.amazonaws.com/none:none", ("image",)),
     "output.s3_uri": ("s3://smtrain-check-nowhere/smtrain", ("buckets", "resume", "permissions")),
 }
@@ -48,8 +52,10 @@ CHECKS: dict[str, Check] = {
     "limits": limits.limits,
     "role": role.role,
     "permissions": role.permissions,
+    "caller": caller.caller,
     "buckets": storage.buckets,
     "token": token.token,
+    "tracker": tracker.tracker,
     "quotas": quotas.quotas,
     "hosts": hosts.hosts,
     "machine": here.machine,
@@ -72,8 +78,8 @@ CHECKS: dict[str, Check] = {
 
 @public
 def check(
-    source: Source | None = None, *, stage: Stage | None = None, target: TargetName | None = None,
-    set_: Sequence[str] = (), **sections: Any,
+    source: Source | None = None, *, stage: Stage | None = None, tune: bool = False, endpoint: str | None = None,
+    target: TargetName | None = None, set_: Sequence[str] = (), **sections: Any,
 ) -> Report:  # fmt: skip
     """Look at everything that can stop a run, or make it pay for nothing, before it starts; changes nothing.
 
@@ -82,6 +88,8 @@ def check(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         stage: The one stage to look at. Default: all that the config has.
+        tune: Look also at what `smtrain tune` needs on AWS.
+        endpoint: Look also at what an endpoint of this name needs on AWS.
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
@@ -100,22 +108,23 @@ def check(
         []
     """
     try:
+        beside = Beside(tune, endpoint_name(endpoint))
         config = load_config(source, set_=set_, target=target, **sections)
         place = target_of(config, target)
     except ConfigError as error:
         return Report(_of_config(error))
     if place.queues:
         return _of_cluster(config, place, [stage] if stage else stages_of(config, place.name))
-    return _all(config, place.name, [stage] if stage else stages_of(config, place.name))
+    return _all(config, place.name, [stage] if stage else stages_of(config, place.name), beside)
 
 
-def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage]) -> Report:
+def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], beside: Beside) -> Report:
     """All that can be looked at. What the target cannot do without is told, and something stands in for it."""
     told: list[Finding] = []
     without: set[str] = set()
     while True:
         try:
-            rest = look(Chain(config, target_of(config, target)), stages, without=sorted(without))
+            rest = look(Chain(config, target_of(config, target)), stages, sorted(without), beside)
             break
         except ConfigError as error:
             found, lacking = _of_config(error), _lacking(error.faults, config)
@@ -158,12 +167,12 @@ def _of_config(error: ConfigError) -> tuple[Finding, ...]:
     return tuple(Finding("config", "fault", fault) for fault in error.faults)
 
 
-def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = ()) -> Report:
+def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), beside: Beside | None = None) -> Report:
     """Every check of these stages but those named in `without`."""
     # Threads that import it at once may lock each other out (importlib's _DeadlockError): botocore imports in circles.
     import boto3  # noqa: F401
 
-    context = Context(chain, stages)
+    context = Context(chain, stages, beside or Beside())
     context.requests, context.plan  # noqa: B018 - made once, before the threads share them
     chosen = [name for name in CHECKS if name not in without]
     with ThreadPoolExecutor(max_workers=len(chosen)) as pool:

@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from smtrain.aws.calls import spell
 from smtrain.config import JobConfig, Stage
 from smtrain.errors import ConfigError
+from smtrain.iam.beside import Beside
 from smtrain.job.stages import Chain
 from smtrain.place.choose import sagemaker
 from smtrain.preflight.findings import Finding
@@ -54,6 +55,8 @@ class Context:
 
     chain: Chain
     stages: Sequence[Stage]
+    beside: Beside = field(default_factory=Beside)
+    """What is done with the config beside running its stages."""
 
     def __post_init__(self) -> None:
         self._clients: dict[str, Any] = {}

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from smtrain.iam.policy import SERVICE, Statement, role_statements
+from smtrain.iam.beside import SCHEDULER, SERVICE
+from smtrain.iam.policy import role_statements
+from smtrain.iam.statement import Statement
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -25,6 +27,11 @@ def role(context: Context) -> Iterator[Finding]:
         return
     if told["Arn"] != arn:
         yield Finding("role", "fault", f"the role {name} is {told['Arn']}", f"compute.role says {arn}; correct it")
+    if context.on_aws and context.beside.endpoint and not _trusted(told["AssumeRolePolicyDocument"], SCHEDULER):
+        yield Finding(
+            "role", "warning", f"{name} does not trust {SCHEDULER}, so `smtrain deploy --for` could not delete by it",
+            "give it the trust policy of `smtrain iam policy CONFIG --endpoint NAME`, or deploy with --schedule-role",
+        )  # fmt: skip
     if _trusted(told["AssumeRolePolicyDocument"]):
         yield Finding("role", "ok", f"{name} exists and trusts {SERVICE}")
     else:
@@ -41,8 +48,8 @@ def permissions(context: Context) -> Iterator[Finding]:
         return
     arn = str(context.config.compute.role)
     lacking: list[str] = []
-    for statement in role_statements(context.config, context.requests):
-        lacking += _denied(context, arn, statement)
+    for statement in role_statements(context.config, context.requests, context.beside):
+        lacking += denied(context, arn, statement)
     if lacking:
         yield Finding(
             "permissions", "fault", f"the role may not {', '.join(sorted(set(lacking)))}",
@@ -52,7 +59,8 @@ def permissions(context: Context) -> Iterator[Finding]:
         yield Finding("permissions", "ok", "the role may do all that its jobs need")
 
 
-def _denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
+def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
+    """What of a statement whoever has this ARN may not do."""
     # The simulator takes no wildcards, so an object below the prefix stands for all of them.
     resources = [resource.replace("*", "smtrain-check") if resource != "*" else "*" for resource in statement.resources]
     entries: list[dict[str, Any]] = [
@@ -67,21 +75,21 @@ def _denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
             ActionNames=list(statement.actions), ResourceArns=resources, **arguments,
         )  # fmt: skip
     except Absent:
-        raise Unread("there is no such role") from None
+        raise Unread(f"there is no {arn.rpartition(':')[2]}") from None
     for result in told["EvaluationResults"]:
         if result["EvalDecision"] != "allowed":
             yield f"{result['EvalActionName']} on {result.get('EvalResourceName', resources[0])}"
 
 
-def _trusted(document: str | dict[str, Any]) -> bool:
-    """Whether a trust policy lets SageMaker assume the role."""
+def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
+    """Whether a trust policy lets a service assume the role."""
     policy = json.loads(document) if isinstance(document, str) else document
     statements = policy.get("Statement", [])
     for statement in [statements] if isinstance(statements, dict) else statements:
         actions, principal = _list(statement.get("Action")), statement.get("Principal")
         services = _list(principal.get("Service")) if isinstance(principal, dict) else _list(principal)
         allowed = statement.get("Effect") == "Allow" and {"sts:AssumeRole", "sts:*", "*"} & set(actions)
-        if allowed and {SERVICE, "*"} & set(services):
+        if allowed and {service, "*"} & set(services):
             return True
     return False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.images import serving_image
 from smtrain.handle.listing import train_jobs
+from smtrain.job.names import ENDPOINT, schedule_name
 from smtrain.place.choose import sagemaker
 from smtrain.serving import requests
 from smtrain.serving.fit import price_of, tensor_parallel
@@ -23,7 +23,6 @@ from smtrain.serving.requests import EndpointSpec
 from smtrain.talk.models import FoundModel, find
 from smtrain.text import Say
 
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _SHORTEST_S = 900
 """An endpoint takes some minutes to start: for less it would be deleted before it answers."""
 _LOOK_S = {"local": 0.2, "aws": 15.0}
@@ -132,7 +131,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
     for variant in config["ProductionVariants"]:
         client.delete_model(ModelName=variant["ModelName"])
     try:
-        place.client("scheduler").delete_schedule(Name=requests.schedule_name(name))
+        place.client("scheduler").delete_schedule(Name=schedule_name(name))
     except ClientError:
         pass  # it has none
     say(f"deleted endpoint {name}; nothing of it is billed any more")
@@ -142,7 +141,7 @@ def described(place: Target, name: str) -> dict[str, Any] | None:
     """DescribeEndpoint's answer; None where there is no such endpoint. Raises `JobError` for a name that cannot be."""
     from botocore.exceptions import ClientError
 
-    if not _NAME.fullmatch(name):
+    if not ENDPOINT.fullmatch(name):
         raise JobError(f"{name!r} cannot be the name of an endpoint: letters, digits and hyphens, at most 63")
     try:
         told: dict[str, Any] = place.sagemaker.describe_endpoint(EndpointName=name)
@@ -231,7 +230,7 @@ def _create(place: Target, spec: EndpointSpec, scheduled: bool) -> None:
         client.create_endpoint(**requests.create_endpoint(spec, config["EndpointConfigName"]))
     except ClientError as error:
         if scheduled:
-            place.client("scheduler").delete_schedule(Name=requests.schedule_name(spec.name))
+            place.client("scheduler").delete_schedule(Name=schedule_name(spec.name))
         raise JobError(f"endpoint {spec.name} was refused: {error}") from None
 
 

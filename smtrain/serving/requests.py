@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from smtrain.job.names import part_name, schedule_name
+
 MODEL, ADAPTER = "/opt/ml/model", "adapter"
 _ADDITIONAL = "/opt/ml/additional-model-data-sources"
 _STARTS_S = 3600
@@ -106,19 +108,13 @@ def create_schedule(name: str, at: datetime.datetime, role: str, partition: str 
     }
 
 
-def schedule_name(endpoint: str) -> str:
-    """At most 64 characters, as an endpoint's name nearly has by itself."""
-    return f"delete-{endpoint}"[:64]
-
-
 def _prefix(uri: str) -> dict[str, str]:
     return {"S3Uri": f"{uri.rstrip('/')}/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 
 
 def _named(spec: EndpointSpec, made: dict[str, Any]) -> str:
     """A name of its content: the same request again is the same object, which may be there already."""
-    digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{spec.name[:54]}-{digest}"
+    return part_name(spec.name, hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest())
 
 
 def _tags(spec: EndpointSpec) -> list[dict[str, str]]:

@@ -20,13 +20,13 @@ from smtrain.config.stage_file import TUNED
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.follower import PACES
+from smtrain.job import names
 from smtrain.job.request import CHECKPOINTS
 from smtrain.text import Say
 from smtrain.tracking.settings import VARIABLE
 from smtrain.tuning.space import Axis
 from smtrain.tuning.trials import Status, Trial
 
-_NAME = 32  # characters of a tuning job's name
 # What a training job's request has and a tuning job's definition has not; and what is for one job's checkpoints alone.
 _DROPPED = {
     "TrainingJobName", "AlgorithmSpecification", "HyperParameters", "Tags", "ProfilerConfig", "CheckpointConfig",
@@ -39,8 +39,8 @@ _LONGEST = 15_768_000
 
 def tuning_name(config: JobConfig, axes: Sequence[Axis], request: dict[str, Any]) -> str:
     """The same for the same trials, so that a second call finds the first one's job."""
-    mark = digest([request["TrainingJobName"], [str(axis) for axis in axes]])[:8]
-    return f"{config.name[: _NAME - len(mark) - 1].rstrip('-')}-{mark}"
+    mark = digest([request["TrainingJobName"], [str(axis) for axis in axes]])
+    return names.tuning_name(config.name, mark)
 
 
 def tuning_request(

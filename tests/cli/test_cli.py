@@ -34,7 +34,7 @@ SURFACE = {
         "--json",
     },
     "iam": {"policy"},
-    "check": {"--stage", "--target", "--set", "--json"},
+    "check": {"--stage", "--tune", "--endpoint", "--target", "--set", "--json"},
     "run": {
         *(
             "--show-uploads",

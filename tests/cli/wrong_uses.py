@@ -178,6 +178,7 @@ def of_the_command_line() -> Iterator[Use]:
         ["run", "run.yaml", "--from-step", "-1", "--dry-run"], ["run", "run.yaml", "--download", ""],
         ["run", "run.yaml", "--download", "run.yaml"],
         ["check", "run.yaml", "--stage", "nap"], ["check", "run.yaml", "--target", "x"],
+        ["check", "run.yaml", "--endpoint", "a b"], ["iam", "policy", "run.yaml", "--endpoint", ""],
         ["list", "--limit", "0"], ["list", "--limit", "x"], ["list", "--target", "x"],
         ["image", "build", "run.yaml", "--print", "--push", "x"], ["image", "verify", "x", "--set", "train.lr=1"],
         ["image", "build", "run.yaml", "--context", "run.yaml"], ["image", "pull", "smtrain-no-such-image:1"],

@@ -26,6 +26,7 @@ RENAMED = {
     "s3:ListBucketMultipartUploads": "ListMultipartUploads",
 }  # fmt: skip
 SERVICES = {"servicequotas": "service-quotas"}
+MLFLOW = "arn:aws:sagemaker:us-west-2:111122223333:mlflow-tracking-server/team"
 # Granted though a run on the local control plane does not ask for it, and why.
 UNSEEN = {
     "iam:PassRole": "checked by SageMaker when the job is created",
@@ -65,12 +66,17 @@ def test_every_action_is_one_that_botocore_knows(full: dict[str, Any]) -> None:
     session = botocore.session.get_session()
     made = policies(full)
     parameter = policies({**full, "model": {"path": "hf://org/model", "token": {"ssm": "/hub"}}})
-    for policy in (made["caller"], made["role"], parameter["caller"], parameter["role"]):
+    beside = policies(
+        {**full, "track": {"mlflow": MLFLOW, "by": "job", "wandb": {"project": "p", "key": {"ssm": "/key"}}}},
+        tune=True, endpoint="served",
+    )  # fmt: skip
+    for policy in (each[who] for each in (made, parameter, beside) for who in ("caller", "role")):
         for statement in policy["Statement"]:
             for action in statement["Action"]:
                 service, _, operation = action.partition(":")
                 operation = RENAMED.get(action, operation)
-                if operation:
+                if operation and service != "sagemaker-mlflow":  # MLflow's own API, which botocore has not
+                    service = "sagemaker-runtime" if operation.startswith("InvokeEndpoint") else service
                     model = session.get_service_model(SERVICES.get(service, service))
                     assert operation in model.operation_names, action
 

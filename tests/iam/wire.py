@@ -13,6 +13,12 @@ import pytest
 from botocore.httpsession import URLLib3Session
 
 ACCOUNT = "123456789012"
+# what an operation is about, by a word of its name; the longer words first
+_KINDS = {
+    "HyperParameterTuningJob": ("HyperParameterTuningJobName", "hyper-parameter-tuning-job"),
+    "EndpointConfig": ("EndpointConfigName", "endpoint-config"), "Endpoint": ("EndpointName", "endpoint"),
+    "Model": ("ModelName", "model"),
+}  # fmt: skip
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/aws4_request")
 
 
@@ -49,6 +55,10 @@ def told(request: Any) -> Call:
     query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
     if service == "s3":
         return _s3(request.method, unquote(url.path), query)
+    if service == "scheduler":  # REST: the operation is the method and the path
+        action = {"POST": "CreateSchedule", "DELETE": "DeleteSchedule"}[request.method]
+        name = url.path.rpartition("/")[2]
+        return Call(f"scheduler:{action}", f"arn:aws:scheduler:{region}:{ACCOUNT}:schedule/default/{name}")
     target = request.headers.get("X-Amz-Target")
     body = request.body.decode() if isinstance(request.body, bytes) else str(request.body or "")
     if target is None:
@@ -58,7 +68,10 @@ def told(request: Any) -> Call:
     operation = (target.decode() if isinstance(target, bytes) else target).rpartition(".")[2]
     named = re.search(r'"(?:TrainingJobName|logGroupName)"\s*:\s*"([^"]+)"|training-job/([\w-]+)"', body)
     resource = "*"
-    if named and service == "sagemaker":
+    kind = next((kind for word, kind in _KINDS.items() if word in operation), None)
+    if service == "sagemaker" and kind and (found := re.search(rf'"{kind[0]}"\s*:\s*"([^"]+)"', body)):
+        resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:{kind[1]}/{found[1].lower()}"
+    elif named and service == "sagemaker":
         resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{(named[1] or named[2]).lower()}"
     elif named:
         resource = f"arn:aws:logs:{region}:{ACCOUNT}:log-group:{named[1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,24 @@ import pytest
 
 pytest.importorskip("mlflow")
 
+import requests
 from mlflow.tracking import MlflowClient
 
+from smtrain.config import JobConfig
+from smtrain.iam.beside import tracking
 from smtrain.tracking.buffer import Buffered, TrackedStep
 from smtrain.tracking.mlflow import MlflowTracker
 from smtrain.tracking.settings import Tracked
 from tests.ports import free_port
 from tests.tracking.server import mlflow_server
 
+ACTIONS = {
+    "experiments/create": "CreateExperiment", "experiments/get-by-name": "GetExperimentByName",
+    "metrics/get-history": "GetMetricHistory", "runs/create": "CreateRun", "runs/get": "GetRun",
+    "runs/log-batch": "LogBatch", "runs/log-metric": "LogMetric", "runs/search": "SearchRuns",
+    "runs/set-tag": "SetTag", "runs/update": "UpdateRun",
+}  # fmt: skip
+"""By MLflow's REST paths: SageMaker's guide, "Create action-specific authorization controls"."""
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings are its own
 
 
@@ -49,6 +60,13 @@ def runs(client: Any) -> list[Any]:
     return list(client.search_runs([found.experiment_id], order_by=["start_time ASC"]))
 
 
+def granted() -> tuple[str, ...]:
+    """What `smtrain iam policy` allows on a managed server."""
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/team"
+    (statement,) = tracking(JobConfig.model_validate({"model": {"path": "x"}, "track": {"mlflow": arn}}))
+    return statement.actions
+
+
 def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +77,13 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     log(store, tracked("run-train-00000001"), range(1, 31), status=None)  # killed: nobody said how it ended
     log(store, tracked("run-train-00000001-2"), range(21, 51), status=None)
     uri = f"http://127.0.0.1:{port}"
+    asked, send = set[str](), requests.Session.send
+
+    def noting(self: Any, request: Any, **more: Any) -> Any:
+        asked.update(re.findall(r"/api/\d\.\d/mlflow/([\w/-]+)", request.url))
+        return send(self, request, **more)
+
+    monkeypatch.setattr(requests.Session, "send", noting)
     # The server is away while the training goes on, and what was logged meanwhile is there when it is back.
     told: list[str] = []
     buffered = Buffered(
@@ -87,4 +112,7 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         (tmp_path / "report.html").write_text("a page")
         assert MlflowTracker(uri, "tests", tracked("x")).attach([tmp_path / "report.html"], {"cost_dollars": 1.5})
         attached = [r for r in runs(client) if "cost_dollars" in r.data.metrics]
+        assert asked <= ACTIONS.keys(), "what IAM calls it is said in its guide"
+        seldom = {"CreateExperiment", "SetTag"}  # of a new server, and of a run that another job goes on with
+        assert {ACTIONS[path] for path in asked} | seldom == {name.partition(":")[2] for name in granted()}
         assert [f.path for f in client.list_artifacts(attached[0].info.run_id)] == ["report.html"]
