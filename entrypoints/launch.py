@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -48,14 +49,31 @@ def missing(lines: list[str]) -> list[str]:
     return lacking
 
 
-def refuse(stage: str, lacking: list[str], ml: Path) -> None:
-    """End with what is not there, where SageMaker looks for FailureReason: nothing is installed over a network."""
-    where = os.environ.get("SMTRAIN_INSTALL") or (
-        "install smtrain[train] in the environment of the control plane"
+def lacking_for_data(ml: Path) -> dict[tuple[str, str], list[str]]:
+    """The requirements that are not satisfied, by what the config's section `data` asks for (`data.filters`) and the
+    extra of smtrain that has them."""
+    sys.path.insert(0, str(HERE.parent))
+    from smtrain.contract.needs import EXTRAS, WORDS, data_needs, requirements
+
+    config = ml / "input/data/config/config.json"
+    data = json.loads(config.read_text("utf-8")).get("data") or {} if config.is_file() else {}
+    found = {need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in data_needs(data)}
+    return {(need, EXTRAS[need]): lines for need, lines in found.items() if lines}
+
+
+def refuse(stage: str, lacking: list[str], ml: Path, needs: Sequence[tuple[str, str]] = ()) -> None:
+    """End with what is not there, where SageMaker looks for FailureReason: nothing is installed over a network.
+
+    `needs`: what of the config's data needs it, each with its extra.
+    """
+    extras = ",".join(["train", *(extra for _, extra in needs)])
+    where = os.environ.get("SMTRAIN_INSTALL", "").replace("smtrain[train]", f"smtrain[{extras}]") or (
+        f"install smtrain[{extras}] in the environment of the control plane"
         if "SMTRAIN_MASTER_PORT" in os.environ
-        else "build it into the image, or choose another (compute.image)"
+        else "build it into the image (`smtrain image build`), or choose another (compute.image)"
     )
-    told = f"{sys.executable} has no {', '.join(lacking)}, which stage {stage} needs; {where}"
+    why = " and ".join(need for need, _ in needs) or f"stage {stage}"
+    told = f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)}; {where}"
     print(told, file=sys.stderr, flush=True)
     (ml / "output").mkdir(exist_ok=True)
     (ml / "output/failure").write_text(told, "utf-8")
@@ -189,6 +207,8 @@ def main() -> None:
     ml = Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
     if lacking := missing(wanted(HERE / "requirements.txt", stage)):
         refuse(stage, lacking, ml)
+    if stage == "prepare" and (found := lacking_for_data(ml)):
+        refuse(stage, [line for lines in found.values() for line in lines], ml, list(found))
     paths = [str(HERE.parent), str(libraries(stage, ml) or ""), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -27,6 +27,7 @@ MODULES = {
     "tune": ("optuna",),
     "serve": ("fastapi", "uvicorn", "openai"),
     "hub": ("datasets",),
+    "wiki": ("mwparserfromhell",),
     "filters": ("datatrove", "spacy", "regex"),
     "near": ("rensa",),
     "pii": ("phonenumbers",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -71,7 +72,8 @@ def build(
     if there is None and not context and not print_:
         raise LocalError(f"image {base} is not on this machine; `smtrain image pull {base}` says how large it is")
     stages = _stages(job)
-    recipe = builder.recipe(base, stages, *_seen(client, there, job.train.engine))
+    needs = _needs(job, stages)
+    recipe = builder.recipe(base, stages, *_seen(client, there, job.train.engine), needs)
     if not recipe.count:
         say(f"{base} lacks nothing that the stages import, so no image needs to be built on it")
         return
@@ -87,7 +89,7 @@ def build(
         say(f"wrote {context}: `docker build -t {tag} {context}` makes the image")
         return
     built = builder.build(client, recipe, tag, say)
-    report = look_at(client, built, stages, job.train.engine, job.compute.instance_type)
+    report = look_at(client, built, stages, job.train.engine, job.compute.instance_type, needs)
     say(report)
     if not report.ok:
         raise typer.Exit(2)
@@ -118,9 +120,10 @@ def verify(
     if job is None and set_:
         raise LocalError("--set changes a config, and none is named; give one with --for")
     client = connect()
+    stages = _stages(job) if job else STAGES
     report = look_at(
-        client, local_image(client, image), _stages(job) if job else STAGES, job.train.engine if job else "native",
-        job.compute.instance_type if job else None,
+        client, local_image(client, image), stages, job.train.engine if job else "native",
+        job.compute.instance_type if job else None, _needs(job, stages) if job else (),
     )  # fmt: skip
     say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:
@@ -199,6 +202,13 @@ def _stages(job: JobConfig) -> list[Stage]:
     from smtrain.job.stages import stages_of
 
     return stages_of(job, "aws")
+
+
+def _needs(job: JobConfig, stages: Sequence[Stage]) -> list[str]:
+    """What the packages depend on beside the stages."""
+    from smtrain.contract.needs import data_needs
+
+    return data_needs(job.data.model_dump()) if "prepare" in stages else []
 
 
 def _seen(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:

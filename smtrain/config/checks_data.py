@@ -9,7 +9,8 @@ from pathlib import Path
 
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
-from smtrain.extras import missing, present
+from smtrain.contract.needs import EXTRAS, data_needs
+from smtrain.extras import MODULES, missing, present
 from smtrain.facts.engines import engine_of
 from smtrain.model.hf_folder import tokenizer_in
 
@@ -91,21 +92,17 @@ def _objective_faults(config: JobConfig) -> Iterator[Fault]:
 def _refining_faults(config: JobConfig) -> Iterator[Fault]:
     """Filters of what is no text, and filters whose packages this machine lacks where it runs the job itself."""
     data = config.data
-    packages = {
-        "data.filters": ("datatrove", "spacy", "regex") if data.filters else (),
-        "data.near_duplicates": ("rensa",) if data.near_duplicates else (),
-        "data.pii": ("phonenumbers",) if data.pii else (),
-    }
-    for key, names in packages.items():
-        if names and data.format == "megatron":
-            yield (
-                {key, "data.format"},
-                f"{key}: megatron is tokens, which nothing filters; leave it out or give text",
-            )
-        if config.target == "local" and config.local.run_in == "sandbox" and not data.prepared:
-            lacking = next((name for name in names if not present(name)), None)
+    asked = {"data.filters": data.filters, "data.near_duplicates": data.near_duplicates, "data.pii": data.pii}
+    for key in (key for key, wanted in asked.items() if wanted and data.format == "megatron"):
+        yield (
+            {key, "data.format"},
+            f"{key}: megatron is tokens, which nothing filters; leave it out or give text",
+        )
+    if config.target == "local" and config.local.run_in == "sandbox":
+        for need in data_needs(data.model_dump()):
+            lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)
             if lacking:
-                yield {key}, f"{key}: {missing(lacking)}"
+                yield {need.partition(":")[0]}, f"{need}: {missing(lacking)}"
     if data.phone_region and not data.pii:
         yield {"data.phone_region", "data.pii"}, "data.phone_region: has no effect unless data.pii is set"
 

@@ -39,6 +39,12 @@ def ecr_image(uri: str) -> EcrImage | None:
     return EcrImage(*found.groups()) if found else None
 
 
+def of_aws(uri: str) -> bool:
+    """Whether it is in a registry of AWS's own training images."""
+    named, images = ecr_image(uri), table("images")
+    return named is not None and named.account in {images["default_account"], *images["accounts"].values()}
+
+
 def image_uri(region: str, engine: str = "native", tag: str | None = None) -> str:
     """URI of the newest training image known to ship what `engine` needs, in the registry of `region`.
 

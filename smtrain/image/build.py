@@ -12,11 +12,13 @@ from typing import Any
 
 import smtrain
 from smtrain.config import Stage
+from smtrain.contract.needs import WORDS, requirements
 from smtrain.errors import LocalError
 from smtrain.facts import table
 from smtrain.image.lock import Interpreter, Pin, download, resolve
 from smtrain.image.look import Contents
 from smtrain.job import wheels
+from smtrain.job.bundle import entrypoints_folder
 from smtrain.local.containers.daemon import plainly, sentence
 from smtrain.text import Say
 
@@ -76,11 +78,13 @@ class Recipe:
         return len(self.pins) + self.extras.count("==")
 
 
-def recipe(base: str, stages: Sequence[Stage], contents: Contents | None, user: str = "") -> Recipe:
-    """What to add to a base for these stages.
+def recipe(
+    base: str, stages: Sequence[Stage], contents: Contents | None, user: str = "", needs: Sequence[str] = ()
+) -> Recipe:
+    """What to add to a base for these stages, and for what their data needs (contract/needs.py).
 
     Without `contents` the base could not be looked into, and has what the table of AWS's images says: all but the
-    wheels. Raises `LocalError` where the base cannot be made whole.
+    wheels and what is for `needs`. Raises `LocalError` where the base cannot be made whole.
     """
     if contents is None:
         python = wheels.pythons(base)
@@ -90,13 +94,27 @@ def recipe(base: str, stages: Sequence[Stage], contents: Contents | None, user: 
                 f"`smtrain image pull {base}` first, to look into it"
             )
         interpreter = Interpreter(f"3.{python[0][1:]}.0", table("images")["contents"]["architecture"])
-        return Recipe(base, user, interpreter, (), _extras(stages, None))
+        return Recipe(base, user, interpreter, _alone(base, needs, interpreter), _extras(stages, None))
     if "torch" not in contents.packages:
         raise LocalError(f"image {base} has no torch, which is not added; build on one that has (`smtrain images`)")
     interpreter = Interpreter(contents.python, contents.machine)
-    lacking = {line.partition("#")[0].strip() for stage in stages for line in contents.lacking["requirements"][stage]}
+    words = [*stages, *(WORDS[need] for need in needs)]
+    lacking = {line.partition("#")[0].strip() for word in words for line in contents.lacking["requirements"][word]}
     pins = resolve(sorted(lacking), contents.packages, interpreter)
     return Recipe(base, user, interpreter, tuple(pins), _extras(stages, contents))
+
+
+def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:
+    """The pins of what needs nothing else. The rest depends on the base's packages, none of which is to be moved, and
+    they are not known."""
+    lines = [line for need in needs for line in requirements(entrypoints_folder() / "requirements.txt", WORDS[need])]
+    pins = resolve(lines, {}, interpreter)
+    if len(pins) > len(lines):
+        raise LocalError(
+            f"{' and '.join(needs)}: what {', '.join(lines)} need in turn depends on the packages of image {base}, "
+            f"which is not on this machine; `smtrain image pull {base}` first, to look into it"
+        )
+    return tuple(pins)
 
 
 def _extras(stages: Sequence[Stage], contents: Contents | None) -> str:

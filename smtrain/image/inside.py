@@ -70,6 +70,8 @@ def look(engine: str) -> dict[str, Any]:
     sys.path[:0] = [str(HERE), str(HERE / "entrypoints")]
     import launch
 
+    from smtrain.contract.needs import WORDS
+
     lists = {name: HERE / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
     return {
         "python": platform.python_version(),
@@ -77,7 +79,7 @@ def look(engine: str) -> dict[str, Any]:
         "uid": os.getuid(),
         "packages": packages(),
         "lacking": {
-            name: {stage: launch.missing(launch.wanted(file, stage)) for stage in STAGES}
+            name: {word: launch.missing(launch.wanted(file, word)) for word in (*STAGES, *WORDS.values())}
             for name, file in lists.items()
         },
         "faults": imports(engine),

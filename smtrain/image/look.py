@@ -32,7 +32,8 @@ class Contents:
     packages: dict[str, str]
     """Installed distributions and their versions."""
     lacking: dict[str, dict[str, list[str]]]
-    """By list (`requirements`, `wheels`) and stage: requirements that the packages do not satisfy."""
+    """By list (`requirements`, `wheels`) and stage, or word of contract/needs.py: requirements that the packages do not
+    satisfy."""
     faults: dict[str, str]
     """Modules of the stages that cannot be imported, each with its reason."""
     programs: dict[str, str | None]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smtrain.config import Stage
+from smtrain.contract.needs import WORDS
 from smtrain.facts.engines import is_gpu, is_neuron
 from smtrain.image.look import FOLDER, Contents, look, run
 from smtrain.preflight.findings import Finding, Report
@@ -14,16 +15,19 @@ NEURON = {"neuronx-cc": "the Neuron compiler", "neuron-ls": "the Neuron tools"}
 LARGE = 30 * 10**9
 
 
-def verify(client: Any, image: Any, stages: Sequence[Stage], engine: str, instance_type: str | None) -> Report:
+def verify(
+    client: Any, image: Any, stages: Sequence[Stage], engine: str, instance_type: str | None, needs: Sequence[str] = ()
+) -> Report:
     """Every finding on an image that is on this machine.
 
-    `instance_type` None: what accelerators need is not looked for. Raises `LocalError` where no container of it runs.
+    `instance_type` None: what accelerators need is not looked for. `needs`: what the data needs (contract/needs.py).
+    Raises `LocalError` where no container of it runs.
     """
     contents = look(client, image, engine)
     return Report(
         (
-            *_size(image), *_libraries(contents, stages), *_imports(contents), *_accelerator(contents, instance_type),
-            *_user(contents), *_contract(client, image),
+            *_size(image), *_libraries(contents, stages, needs), *_imports(contents),
+            *_accelerator(contents, instance_type), *_user(contents), *_contract(client, image),
         )
     )  # fmt: skip
 
@@ -36,7 +40,7 @@ def _size(image: Any) -> Iterator[Finding]:
     yield Finding("size", level, f"it takes {size / 1e9:.1f} GB on a disk", remedy)  # type: ignore[arg-type]
 
 
-def _libraries(contents: Contents, stages: Sequence[Stage]) -> Iterator[Finding]:
+def _libraries(contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = ()) -> Iterator[Finding]:
     required, travelling = contents.lacking["requirements"], contents.lacking["wheels"]
     lacks = {
         line.partition("#")[0].strip(): [s for s in stages if line in required[s]]
@@ -46,6 +50,12 @@ def _libraries(contents: Contents, stages: Sequence[Stage]) -> Iterator[Finding]
     for line, concerned in lacks.items():
         which = "every stage needs" if len(concerned) == len(stages) else f"stage {', '.join(concerned)} needs"
         yield Finding("libraries", "fault", f"it has no {line}, which {which}", "`smtrain image build` adds it")
+    for need in needs:
+        for line in required[WORDS[need]]:
+            lacks[line] = []
+            yield Finding(
+                "libraries", "fault", f"it has no {line}, which {need} needs", "`smtrain image build` adds it"
+            )
     late = sorted({line.partition("==")[0] for stage in stages for line in travelling[stage]})
     if late:
         yield Finding(

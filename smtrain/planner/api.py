@@ -20,6 +20,7 @@ from smtrain.planner.machines import GIB, Machine, Mesh, Work, is_planned
 from smtrain.planner.measured import Correction, correction
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
 from smtrain.planner.own import machine_of, machines_known, own_price_rows
+from smtrain.planner.preparing import preparing_warnings, refining_seconds
 from smtrain.planner.relaxed import Limits, dollars, larger_batch
 from smtrain.planner.resolve import subject
 from smtrain.planner.result import Choice, Plan
@@ -193,6 +194,7 @@ def _plan(
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
     warnings += corrected.said(machine)
+    warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     if not calibrated:
         where = machine.type if near is None else f"this shape (nearest: {near.run})"
         warnings.append(
@@ -265,6 +267,7 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
         stages = stage_seconds(
             work, prices.assumptions, text_bytes=text_bytes(config), accelerated=is_neuron(machine.type),
             generated=written.seconds if written else None, machines=config.data.machines,
+            refining=sum(refining_seconds(config.data, _preparing(config), prices.assumptions).values()),
         )  # fmt: skip
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
     cpu_types: dict[str, str] = {
@@ -275,6 +278,11 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
         stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices, attempt_s=_attempt_s(config),
         together={"prepare": config.data.machines},
     )  # fmt: skip
+
+
+def _preparing(config: JobConfig) -> str:
+    """Type of the machines that prepare."""
+    return machine_for(config, "prepare", described_of(config))
 
 
 def _attempt_s(config: JobConfig) -> float | None:

@@ -149,16 +149,16 @@ def cost(
 
 def stage_seconds(
     work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None,
-    machines: int = 1,
+    machines: int = 1, refining: float = 0.0,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's, which
-    `machines` tokenize together."""
+    `machines` tokenize together, with `refining` seconds a byte of one machine before."""
     moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
     out = {"convert": 300 + 2 * moved, "export": 300 + 2 * moved}
     if generated is not None:
         out["generate"] = generated
     if text_bytes is not None:
-        out["prepare"] = 300 + text_bytes / (a["tokenize_mb_per_s"] * 1e6 * machines)
+        out["prepare"] = 300 + text_bytes / machines * (1 / (a["tokenize_mb_per_s"] * 1e6) + refining)
     if accelerated:
         out["compile"] = a["compile_minutes"] * 60
     return out

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
+from smtrain.config import JobConfig
+from smtrain.contract.needs import data_needs, packages
 from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
-from smtrain.facts.images import ecr_image, gpu_row, sdk_release, serves
+from smtrain.facts.images import ecr_image, gpu_row, of_aws, sdk_release, serves
 from smtrain.job import wheels
+from smtrain.job.bundle import entrypoints_folder
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -21,6 +24,8 @@ def image(context: Context) -> Iterator[Finding]:
         yield from _release(context, uri)
         yield from _there(context, uri)
         yield _contents(uri)
+    if prepare := context.requests.get("prepare"):
+        yield from _for_data(context.chain.given, prepare["AlgorithmSpecification"].get("TrainingImage", ""))
 
 
 def _release(context: Context, uri: str) -> Iterator[Finding]:
@@ -78,6 +83,22 @@ def _contents(uri: str) -> Finding:
         )  # fmt: skip
     where = "are on this machine" if here else "will be downloaded here"
     return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {where}")
+
+
+def _for_data(config: JobConfig, uri: str) -> Iterator[Finding]:
+    """What the config's data needs beside what every prepare stage does."""
+    for need in data_needs(config.data.model_dump()):
+        names = ", ".join(packages(entrypoints_folder() / "requirements.txt", need))
+        if of_aws(uri) and need in table("images")["contents"]["without"]:
+            yield Finding(
+                "image", "fault", f"{need} needs {names}, and no image of AWS has it",
+                "`smtrain image build CONFIG --push URI` makes one that has; name that in compute.image",
+            )  # fmt: skip
+        else:
+            yield Finding(
+                "image", "warning", f"{need} needs {names}; whether the image has it cannot be determined from here",
+                f"`smtrain image verify {uri} --for CONFIG` looks into it, `smtrain image build CONFIG` adds it",
+            )  # fmt: skip
 
 
 def _there(context: Context, uri: str) -> Iterator[Finding]:

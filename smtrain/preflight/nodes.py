@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smtrain.config import JobConfig
+from smtrain.contract.needs import EXTRAS, data_needs
+from smtrain.extras import MODULES
 from smtrain.facts import instance
 from smtrain.preflight.findings import Finding
 from smtrain.slurm.head import HeadError
@@ -73,7 +75,8 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
     try:
         told = place.head.run(
             "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
-            "--job-name=smtrain-check", *options, *section.srun, "bash", "-c", script, "bash", *_NEEDS,
+            "--job-name=smtrain-check", *options, *section.srun,
+            "bash", "-c", script, "bash", *_NEEDS, *_of_data(config),
             seconds=START_S + 100,
         ).decode(errors="replace")  # fmt: skip
     except HeadError as error:
@@ -96,10 +99,11 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
         ("have no Neuron device", [n.name for n in found if "trn" in kind and not n.neuron],
          f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
     ]  # fmt: skip
+    extras = ",".join(["train", *(EXTRAS[need] for need in data_needs(config.data.model_dump()))])
     lacking = sorted({name for n in found if n.lacks != "python3" for name in n.lacks.split(",") if name})
     faults.append(
         (f"lack {', '.join(lacking)}", [n.name for n in found if n.lacks and n.lacks != "python3"],
-         "install smtrain[train] in the nodes' Python, and name it in cluster.venv")
+         f"install smtrain[{extras}] in the nodes' Python, and name it in cluster.venv")
     )  # fmt: skip
     good = True
     for text, names, remedy in faults:
@@ -121,6 +125,11 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
         yield Finding("nodes", "ok", f"{len(found)} nodes have Python {versions} with all that is needed")
     elif not found:
         yield Finding("nodes", "warning", "nodes were asked and did not answer", "look at `srun hostname` by hand")
+
+
+def _of_data(config: JobConfig) -> list[str]:
+    """Modules that the config's data needs beside."""
+    return [module for need in data_needs(config.data.model_dump()) for module in MODULES[EXTRAS[need]]]
 
 
 def _parent(place: SlurmPlace) -> str:

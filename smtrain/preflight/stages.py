@@ -10,7 +10,9 @@ from smtrain.facts import table
 from smtrain.job.request import takes_volume
 from smtrain.machine import memory_here
 from smtrain.model.footprint import GIB
+from smtrain.planner.preparing import reading_seconds
 from smtrain.planner.stages import USABLE, host_gib, need, volume_needed
+from smtrain.planner.workload import text_bytes
 from smtrain.preflight.context import Context
 from smtrain.preflight.findings import Finding
 
@@ -34,6 +36,9 @@ def stages(context: Context) -> Iterator[Finding]:
         (kind, _), *_ = groups_of(context.requests[stage])
         volume = resources["VolumeSizeInGB"]
         has = host_gib(kind)
+        takes = wanted.seconds + (
+            reading_seconds(config, kind, text_bytes(context.chain.given) or 0) if stage == "prepare" else 0
+        )
         room, wants = (has or 0) * USABLE, wanted.memory / GIB
         told = f"stage {stage} takes about {wants:.0f} GiB of memory"
         if has is not None and wants > room:
@@ -46,10 +51,10 @@ def stages(context: Context) -> Iterator[Finding]:
                 "stages", "fault", f"stage {stage} writes {wanted.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
                 f"set compute.volume_gb: {-(-int(disk) // 50) * 50}",
             )  # fmt: skip
-        elif wanted.seconds > config.compute.max_run:
+        elif takes > config.compute.max_run:
             yield Finding(
-                "stages", "warning", f"stage {stage} is expected to take {spell(wanted.seconds)}, longer than "
+                "stages", "warning", f"stage {stage} is expected to take {spell(takes)}, longer than "
                 f"compute.max_run of {spell(config.compute.max_run)}", "raise compute.max_run",
             )  # fmt: skip
         else:
-            yield Finding("stages", "ok", f"{told} of {kind}, and about {spell(wanted.seconds)}")
+            yield Finding("stages", "ok", f"{told} of {kind}, and about {spell(takes)}")

@@ -12,6 +12,8 @@ import pytest
 import smtrain
 from smtrain.aws.downloads import download
 from smtrain.aws.local_plane import ensure_running
+from smtrain.data.cleaning import Cleaning, NearDuplicates
+from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.data.sources import find_files
 from smtrain.errors import DataError
@@ -90,15 +92,46 @@ def test_what_is_not_there_is_one_sentence(aws: None) -> None:
             find_files(uri)
 
 
-def test_a_job_reads_them_through_its_channel(texts: Path, trained_inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_job_reads_them_through_its_channel_and_refines_them(
+    texts: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    like = [f"The {word} of the house went to the river, and then it came back." for word in ("cat", "dog", "owl")]
+    kept, masked = " ".join(like * 3), f"{like[1]} Write to somebody@example.com about it, please, or do not write."
+    client = ensure_running().session().client("s3")
+    folder = tmp_path / "refined"
+    folder.mkdir()
+    rows = [
+        kept,
+        f"{kept} Once more.",
+        masked,
+        "No sentence",
+        *(f"{like[2]} {n} times, not {n + 7}." for n in range(9)),
+    ]
+    (folder / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    client.upload_file(str(folder / "d.jsonl"), BUCKET, "refined/d.jsonl")
     config: dict[str, Any] = {
         "name": "from-s3",
         "target": "local",
         "model": {"path": trained_inputs["model"]},
-        "data": {"path": f"s3://{BUCKET}/in/"},
+        "data": {
+            "sources": [{"path": f"s3://{BUCKET}/in/"}, {"path": f"s3://{BUCKET}/refined/"}],
+            "filters": ["fineweb"],
+            "near_duplicates": {"similarity": 0.6},
+            "pii": "mask",
+        },
         "train": {"seq_len": 8},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
     }
     job = smtrain.launch(config, stage="prepare", say=lambda _: None)
     download(job.target, [(job.output, tmp_path / "there")])
-    assert written(tmp_path / "there") == prepared(texts, tmp_path / "here", trained_inputs["model"])
+    cleaning = Cleaning(filters=("fineweb",), pii="mask", near=NearDuplicates(0.6))
+    here = prepare(
+        [texts, folder], tmp_path / "here", trained_inputs["model"], seq_len=8, cleaning=cleaning, say=lambda _: None,
+        progress=lambda _: None,
+    )  # fmt: skip
+    there = DatasetManifest.load(tmp_path / "there")
+    assert there.content == here.content
+    assert there.dropped == here.dropped
+    assert there.dropped["near duplicates"] >= 1
+    assert there.noted == {"e-mail addresses": 1}
+    assert any(line.text.startswith("left out: ") for line in job.lines())

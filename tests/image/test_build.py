@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 
 from smtrain.config import STAGES
+from smtrain.contract.needs import WORDS
 from smtrain.errors import LocalError
 from smtrain.facts.images import image_uri
 from smtrain.image.build import recipe
 from smtrain.image.lock import Interpreter, Pin
 from smtrain.image.look import Contents
 from tests.cli.test_cli import smtrain
+from tests.image.test_lock import index, wheel
+
+__all__ = ["index"]
 
 WHOLE = Contents(
     "3.12.3", "x86_64", 0, {"torch": "2.9.0", "zlib-ng": "1.1.0"},
-    {name: {stage: [] for stage in STAGES} for name in ("requirements", "wheels")}, {}, {}, [],
+    {name: {word: [] for word in (*STAGES, *WORDS.values())} for name in ("requirements", "wheels")}, {}, {}, [],
 )  # fmt: skip
 
 
@@ -42,6 +46,20 @@ def test_only_what_the_base_and_the_stages_lack_is_added_and_its_user_is_left_as
     assert recipe("mine:1", ["export"], WHOLE).count == 0
     pinned = replace(made, pins=(Pin("rich", "14.0", "ab" * 32),))
     assert f"rich==14.0 \\\n    --hash=sha256:{'ab' * 32}\n" in pinned.lock
+
+
+def test_what_the_data_needs_is_added_too(index: Path) -> None:
+    for name, version in (("rensa", "0.5.0"), ("phonenumbers", "9.0"), ("tiny_base", "1.0")):
+        wheel(index, name, version)
+    wheel(index, "datasets", "4.0", "tiny-base")
+    known, needs = image_uri("us-west-2", "nxd"), ["data.near_duplicates", "data.pii"]
+    assert [pin.name for pin in recipe(known, STAGES, None, needs=needs).pins] == ["phonenumbers", "rensa"]
+    with pytest.raises(LocalError, match=r"data\.path: hf://: what datasets>=3 need in turn.*smtrain image pull"):
+        recipe(known, STAGES, None, needs=["data.path: hf://"])
+    lacking = {**WHOLE.lacking, "requirements": {**WHOLE.lacking["requirements"], "prepare+hub": ["datasets>=3"]}}
+    made = recipe("mine:1", ["export"], replace(WHOLE, lacking=lacking), needs=["data.path: hf://"])
+    assert [str(pin).partition(" ")[0] for pin in made.pins] == ["datasets==4.0", "tiny-base==1.0"]
+    assert recipe("mine:1", ["export"], replace(WHOLE, lacking=lacking)).count == 0
 
 
 def test_a_base_without_torch_or_of_an_unknown_python_is_refused() -> None:

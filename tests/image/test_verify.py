@@ -24,7 +24,10 @@ def told(findings: Any) -> list[tuple[str, str]]:
 
 def test_what_lacks_is_named_once_with_the_stages_it_concerns() -> None:
     lacking: dict[str, dict[str, list[str]]] = {
-        "requirements": {stage: ["boto3>=1.41"] if stage in ("fetch", "prepare") else [] for stage in STAGES},
+        "requirements": {
+            **{stage: ["boto3>=1.41"] if stage in ("fetch", "prepare") else [] for stage in STAGES},
+            "prepare+pii": ["phonenumbers>=8.13"],
+        },
         "wheels": {stage: ["zlib-ng==1.1.0"] for stage in STAGES},
     }
     found = told(verify._libraries(replace(WHOLE, lacking=lacking), STAGES))
@@ -32,6 +35,8 @@ def test_what_lacks_is_named_once_with_the_stages_it_concerns() -> None:
     assert found[1][1].startswith("it lacks zlib-ng, which travel with the code")
     assert ("ok", "Python 3.12.3, torch 2.9.0") in found
     assert [level for level, _ in told(verify._libraries(replace(WHOLE, lacking=lacking), ["export"]))] == ["ok", "ok"]
+    asked = told(verify._libraries(replace(WHOLE, lacking=lacking), ["export"], ["data.pii"]))
+    assert asked[0] == ("fault", "it has no phonenumbers>=8.13, which data.pii needs")
 
 
 def test_imports_that_fail_for_one_reason_are_one_finding() -> None:

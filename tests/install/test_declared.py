@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import smtrain
+from smtrain.contract.needs import EXTRAS, packages
+from smtrain.extras import MODULES
 
 try:
     import tomllib
@@ -42,10 +44,16 @@ def of_the_file(name: str) -> dict[str, Requirement]:
 
 def test_containers_ask_for_what_the_extra_train_asks_for(project: dict[str, Any]) -> None:
     train = by_name([*project["optional-dependencies"]["train"], *project["optional-dependencies"]["eval"]])
-    declared = by_name(project["dependencies"]) | train
+    of_data = by_name([line for extra in EXTRAS.values() for line in project["optional-dependencies"][extra]])
+    declared = by_name(project["dependencies"]) | train | of_data
     asked, travelling = of_the_file("requirements.txt"), of_the_file("wheels.txt")
     for name, requirement in asked.items():
         assert str(requirement.specifier) == str(declared[name].specifier), f"{name} of entrypoints/requirements.txt"
+    assert of_data.keys() <= asked.keys()
+    for need, extra in EXTRAS.items():
+        listed = packages(REPOSITORY / "entrypoints/requirements.txt", need)
+        assert {*listed} == {r.name for r in map(Requirement, project["optional-dependencies"][extra])}, need
+        assert {*listed} == {*MODULES[extra]}, f"{extra} in smtrain/extras.py"
     assert train.keys() - asked.keys() - travelling.keys() == OF_THE_IMAGE
     for name, pinned in travelling.items():
         [version] = pinned.specifier

@@ -52,10 +52,10 @@ def container(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launched(container: Path) -> subprocess.CompletedProcess[str]:
+def launched(container: Path, stage: str = "export") -> subprocess.CompletedProcess[str]:
     """Run the launcher as a job does, with no index to ask."""
     environment = {**os.environ, "SMTRAIN_ML_ROOT": str(container), "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
-    command = [sys.executable, str(container / "code/entrypoints/launch.py"), "export"]
+    command = [sys.executable, str(container / "code/entrypoints/launch.py"), stage]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
@@ -97,6 +97,22 @@ def test_a_container_that_lacks_what_a_stage_needs_says_so_at_once(container: Pa
     assert failure.startswith(f"{sys.executable} has no no-such-distribution>=2, which stage export needs; ")
     assert done.stderr.strip() == failure
     assert done.stdout == ""
+
+
+def test_what_the_data_asks_for_must_be_there_before_the_stage_begins(container: Path) -> None:
+    (container / "code/entrypoints/requirements.txt").write_text("pydantic\nno-such-distribution  # prepare+pii\n")
+    (container / "code/entrypoints/prepare.py").write_text("print('prepared')\n")
+    config = container / "input/data/config/config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps({"data": {"path": "s3://b/text/", "pii": "mask"}}))
+    done = launched(container, "prepare")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    said = done.stderr.strip()
+    assert said == (container / "output/failure").read_text()
+    assert "has no no-such-distribution, which data.pii needs; build it into the image (`smtrain image build`)" in said
+    config.write_text(json.dumps({"data": {"path": "s3://b/text/", "pii": None}}))
+    assert launched(container, "prepare").stdout == "prepared\n"
 
 
 def test_training_becomes_torchrun_over_the_hosts_and_other_stages_a_script(

@@ -306,6 +306,24 @@ def test_the_images_release_must_ship_the_library_and_its_end_of_life_is_said(aw
     assert "cannot be determined from here" in own.warnings[0].text
 
 
+def test_the_image_must_have_what_the_data_needs(aws: dict[str, Any]) -> None:
+    data = {**aws["data"], "filters": ["c4"], "near_duplicates": {}}
+    repository = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training-neuronx"
+    known = f"{repository}:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04"
+    found = report({**with_(aws, "compute", image=known), "data": data}, "image")
+    texts = [fault.text for fault in found.faults]
+    assert texts == [
+        "data.filters needs datatrove, spacy, regex, and no image of AWS has it",
+        "data.near_duplicates needs rensa, and no image of AWS has it",
+    ]
+    assert "smtrain image build CONFIG --push URI" in found.faults[0].remedy
+    own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
+    mine = report({**with_(aws, "compute", image=own), "data": data}, "image")
+    assert mine.ok
+    assert any(f"smtrain image verify {own} --for CONFIG" in finding.remedy for finding in mine.warnings)
+    assert report({**with_(aws, "compute", image=known), "data": data}, "image", stage="convert").ok
+
+
 @pytest.mark.parametrize(
     ("token", "answers", "said"),
     [

@@ -1,0 +1,72 @@
+"""How much text a core takes a second through each pass over documents: the figures that `smtrain plan` goes by.
+
+The text is what this machine has of prose (.md, .rst and .txt of installed packages), --megabytes of it. All cores work
+at once, as in a prepare stage, each through the same text; a figure is the median core's MB of text a second of the
+clock. --rounds times, in turn; figures are medians over the rounds. `all` is every pass one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sysconfig
+import time
+from pathlib import Path
+
+from smtrain.data.cleaning import Cleaning, NearDuplicates
+from smtrain.data.refining.quality import FILTERS
+from smtrain.data.refining.refiner import Refiner
+from smtrain.machine import cores_here
+
+PASSES = {
+    **{name: Cleaning(filters=(name,)) for name in FILTERS},
+    "near": Cleaning(near=NearDuplicates()),
+    "pii": Cleaning(pii="mask"),
+}
+ENDINGS = {".md", ".rst", ".txt"}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=float, default=1.0, help="of text")
+    options = parser.parse_args()
+    texts, size = prose(options.megabytes * 1e6)
+    rates: dict[str, list[float]] = {name: [] for name in PASSES}
+    with multiprocessing.get_context("spawn").Pool(cores_here()) as pool:
+        for _ in range(options.rounds):
+            for name in PASSES:
+                seconds = pool.map(timed, [(name, texts)] * cores_here(), chunksize=1)
+                rates[name].append(size / 1e6 / statistics.median(seconds))
+    found = {f"{name}_mb_per_s": round(statistics.median(some), 2) for name, some in rates.items()}
+    found["all_mb_per_s"] = round(1 / sum(1 / statistics.median(some) for some in rates.values()), 3)
+    result = {**found, "cores": cores_here(), "megabytes": round(size / 1e6, 2), "documents": len(texts)}
+    print(json.dumps(result) if options.json else "\n".join(f"{k:26} {v}" for k, v in result.items()))
+
+
+def prose(wanted: float) -> tuple[list[str], int]:
+    """Documents of about so many bytes together, and how many they are."""
+    texts, size = [], 0
+    for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*")):
+        if path.suffix in ENDINGS and path.is_file() and size < wanted:
+            texts.append(path.read_text("utf-8", errors="ignore"))
+            size += len(texts[-1].encode())
+    return texts, size
+
+
+def timed(asked: tuple[str, list[str]]) -> float:
+    """Seconds of one pass over the texts, once its libraries are loaded."""
+    name, texts = asked
+    refiner = Refiner(PASSES[name])
+    refiner.refine(texts[:2])
+    start = time.perf_counter()
+    refiner.refine(texts)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
