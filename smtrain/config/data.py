@@ -37,7 +37,7 @@ class Data(Section):
     """The text, and how it is read."""
 
     path: str | None = None
-    """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT], demo://python-stdlib,
+    """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT][#REVISION], demo://python-stdlib,
     demo://python-questions or demo://python-help; on AWS also fsx://fs-ID/FOLDER (FSx for Lustre) and
     efs://fs-ID/FOLDER."""
     sources: tuple[TextSource, ...] = Field((), max_length=15)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from smtrain.config import textfiles
 from smtrain.config.textfiles import ENDINGS, LeftOut
 from smtrain.data import remote
-from smtrain.data.hub import HUB, hub_files
+from smtrain.data.hub import HUB, HubFile, HubName, hub_files, opened
+from smtrain.data.hub_rows import hub_rows
 from smtrain.errors import DataError, first_line
 
 Format = Literal[
@@ -52,6 +53,8 @@ class SourceFile:
 
         if "://" not in self.path:
             return pa.OSFile(self.path)
+        if self.path.startswith(HUB):
+            return opened(self.path)
         filesystem, path = remote.filesystem(self.path)
         return filesystem.open_input_file(path)
 
@@ -81,7 +84,11 @@ def _find(
     say = say or (lambda sentence: None)
     text = str(source)
     if text.startswith(HUB):
-        return [_local(path, name, "arrow") for path, name in hub_files(text, say)]
+        asked = HubName.of(text)
+        files = [_of_hub(file) for file in hub_files(asked, say) or ()]
+        if files and all(file.kind for file in files):
+            return files
+        return [_local(path, name, "arrow") for path, name in hub_rows(asked, say)]
     if text.startswith("s3://"):
         objects = [SourceFile(path, name, "", size, stamp) for path, name, size, stamp in remote.listed(text)]
         dotted = {one.name for one in objects if any(part.startswith(".") for part in one.name.split("/"))}
@@ -131,6 +138,11 @@ def _kind_of_one(path: Path, format: Format) -> str:
             f"{', '.join(list(ENDINGS)[:-1])} or text."
         )
     return kind
+
+
+def _of_hub(file: HubFile) -> SourceFile:
+    kind = textfiles.kind_of(file.name, lambda _: opened(file.path))
+    return SourceFile(file.path, file.name, kind or "", file.bytes, file.path)
 
 
 def _local(path: Path, name: str, kind: str) -> SourceFile:

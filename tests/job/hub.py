@@ -1,21 +1,30 @@
-"""A Hugging Face hub on 127.0.0.1 with one model, gated or not: the few answers that snapshot_download asks for."""
+"""A Hugging Face hub on 127.0.0.1 with one model or data set, gated or not: the few answers that snapshot_download,
+`datasets` and HfFileSystem ask for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Serves the files of `folder` as model `name` to whoever brings `token` (None: to all)."""
+    """Serves the files of `model` as model `name`, those of `data` as a data set of that name, to whoever brings
+    `token` (None: to all).
 
-    def __init__(self, folder: Path, name: str, token: str | None = None) -> None:
-        self.folder, self.name, self.token = folder, name, token
+    `busy` requests for parts of files are told to come again at once.
+    """
+
+    def __init__(self, model: Path, name: str, token: str | None = None, *, data: Path | None = None) -> None:
+        self.folders, self.name, self.token = {"models": model, "datasets": data or model}, name, token
+        self.busy = 0
+        self.ranges: list[str] = []
         self.tokens: set[str | None] = set()
         hub = self
 
@@ -28,6 +37,8 @@ class Hub:
             def do_GET(self) -> None:
                 hub.answer(self, body=True)
 
+            do_POST = do_GET
+
             def log_message(self, *_: object) -> None:
                 pass
 
@@ -39,34 +50,51 @@ class Hub:
         self.server.shutdown()
         self.server.server_close()
 
-    def files(self) -> list[Path]:
-        return sorted(file for file in self.folder.rglob("*") if file.is_file())
-
     def answer(self, request: BaseHTTPRequestHandler, *, body: bool) -> None:
         brought = (request.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-        path = request.path.partition("?")[0]
+        path = unquote(request.path.partition("?")[0])
+        sent = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         if self.name in path:
             self.tokens.add(brought)
-        resolved = f"/{self.name}/resolve/{COMMIT}/"
+        kind = "datasets" if path.startswith(("/datasets/", "/api/datasets/")) else "models"
+        folder, api = self.folders[kind], f"/api/{kind}/{self.name}"
+        resolved = f"{'/datasets' if kind == 'datasets' else ''}/{self.name}/resolve/{COMMIT}/"
+        ranged = request.headers.get("Range", "") if resolved in path else ""
         headers = {"X-Repo-Commit": COMMIT}
         if brought != self.token:
             status, data = 401, b'{"error": "gated"}'
             headers |= {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to this model is restricted."}
-        elif path.startswith(f"/api/models/{self.name}/revision/"):
-            files = [{"rfilename": file.relative_to(self.folder).as_posix()} for file in self.files()]
+        elif ranged and self.busy:
+            self.busy -= 1
+            status, data = 429, b"{}"
+            headers["Retry-After"] = "0"
+        elif path == api or path.startswith(f"{api}/revision/"):
+            there = sorted(file for file in folder.rglob("*") if file.is_file())
+            files = [{"rfilename": file.relative_to(folder).as_posix()} for file in there]
             status, data = 200, json.dumps({"id": self.name, "sha": COMMIT, "siblings": files}).encode()
-        elif path.startswith(f"/api/models/{self.name}/tree/"):
+        elif path.startswith((f"{api}/tree/", f"{api}/paths-info/")):
+            below = folder / path.partition(f"/tree/{COMMIT}")[2].strip("/")
+            if sent:
+                listed = [folder / name for name in parse_qs(sent.decode())["paths"]]
+            else:
+                listed = sorted(below.iterdir() if "recursive=false" in request.path.lower() else below.rglob("*"))
             rows = [
-                {"type": "file", "path": str(file.relative_to(self.folder)), "size": file.stat().st_size, "oid": "0"}
-                for file in self.files()
+                {"type": "file", "path": str(one.relative_to(folder)), "size": one.stat().st_size, "oid": "0"}
+                if one.is_file()
+                else {"type": "directory", "path": str(one.relative_to(folder)), "oid": "0"}
+                for one in listed
+                if one.exists()
             ]
             status, data = 200, json.dumps(rows).encode()
-        elif path.startswith(resolved) and (file := self.folder / path[len(resolved) :]).is_file():
+        elif path.startswith(resolved) and (file := folder / path[len(resolved) :]).is_file():
             status, data = 200, file.read_bytes()
             headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
+            if found := re.fullmatch(r"bytes=(\d+)-(\d+)", ranged):
+                status, data = 206, data[int(found[1]) : int(found[2]) + 1]
+                self.ranges.append(path[len(resolved) :])
         else:
             status, data = 404, b"{}"
-            headers["X-Error-Code"] = "RepoNotFound"
+            headers["X-Error-Code"] = "EntryNotFound" if self.name in path else "RepoNotFound"
         request.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(data)), "Content-Type": "application/json"}.items():
             request.send_header(key, value)

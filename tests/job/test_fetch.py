@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz" + "AbCdEfGh"
 
 @pytest.fixture
 def hub(trained_inputs: dict[str, Path]) -> Iterator[Hub]:
-    served = Hub(trained_inputs["model"], "org/gated", TOKEN)
+    served = Hub(trained_inputs["model"], "org/gated", TOKEN, data=trained_inputs["text"])
     yield served
     served.close()
 
@@ -35,7 +36,10 @@ def config(hub: Hub, text: Path, token: dict[str, str] | None) -> dict[str, Any]
         "model": {"path": "hf://org/gated@main", **({"token": token} if token else {})},
         "data": {"path": text},
         "train": {"seq_len": 32, "steps": 1},
-        "compute": {"processes_per_instance": 1, "environment": {"HF_ENDPOINT": hub.url}},
+        "compute": {
+            "processes_per_instance": 1,
+            "environment": {"HF_ENDPOINT": hub.url, "HF_HOME": tempfile.mkdtemp(dir=text.parent)},
+        },
     }
 
 
@@ -52,9 +56,12 @@ def test_the_token_is_read_in_the_container_and_lies_nowhere(
     listed = target.s3.list_objects_v2(Bucket="smtrain-local", Prefix=job.output.removeprefix("s3://smtrain-local/"))
     names = {item["Key"].rpartition("/")[2] for item in listed["Contents"]}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
-    # The other stages read what it fetched.
-    prepared = smtrain.launch(raw, stage="prepare", say=said.append)
+    # The other stages read what it fetched, and data of the hub with the same token.
+    hub.tokens.clear()
+    prepared = smtrain.launch({**raw, "data": {"path": "hf://org/gated"}}, stage="prepare", say=said.append)
     assert prepared.status == "Completed"
+    assert hub.tokens == {TOKEN}
+    assert hub.ranges
     assert TOKEN not in json.dumps([job.describe(), prepared.describe()], default=str)
     assert TOKEN not in "\n".join(said)
     holding = [p for p in local_home.rglob("*") if p.is_file() and TOKEN.encode() in p.read_bytes()]

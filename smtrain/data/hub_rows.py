@@ -1,0 +1,57 @@
+"""Rows of a data set of the hub that its files do not tell by themselves: `datasets` loads them, as Arrow files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smtrain.data.hub import HubName, cannot, left_out, needs_datasets
+
+
+def hub_rows(asked: HubName, say: Callable[[str], None]) -> list[tuple[Path, str]]:
+    """(path, name) of the Arrow files; the split is `train` where none is named, and `say` hears of the others.
+
+    A split is anything that `datasets` takes: `train`, `train[:5%]`, `train+validation`. Raises DataError where it
+    cannot be loaded.
+    """
+    datasets = needs_datasets(asked.uri)
+    try:
+        found: Any = datasets.load_dataset(
+            asked.name, asked.config, split=asked.split or "train", revision=asked.revision
+        )
+    except Exception as error:  # its own, huggingface_hub's and the network's have no common class
+        raise cannot(asked.uri, error) from None
+    if others := sorted(set(found.info.splits or ()) - {"train"}) if not asked.split else []:
+        left_out(asked.uri, others, say)
+    paths = [Path(file["filename"]) for file in found.cache_files]
+    if len(paths) == 0 or _rows(paths) != len(found) or found._indices is not None:
+        paths = _written(found, asked.uri, paths)  # a part of the rows, which the files of the cache do not say
+    return [(path, f"{asked.name}/{path.name}") for path in paths]
+
+
+def _rows(paths: list[Path]) -> int:
+    import pyarrow as pa
+
+    count = 0
+    for path in paths:
+        with pa.memory_map(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
+            count += sum(len(batch) for batch in stream)
+    return count
+
+
+def _written(found: Any, uri: str, cache: list[Path]) -> list[Path]:
+    """The rows as files of their own beside the cache, written once."""
+    datasets = needs_datasets(uri)
+    base = cache[0].parent if cache else Path(datasets.config.HF_DATASETS_CACHE)
+    key = hashlib.sha256(f"{uri}\0{found._fingerprint}\0{len(found)}".encode()).hexdigest()[:16]
+    folder = base / f"smtrain-{key}"
+    if not (folder / "state.json").is_file():
+        partial = base / f".smtrain-{key}.{os.getpid()}"
+        found.save_to_disk(str(partial))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    return sorted(folder.glob("data-*.arrow"))
