@@ -1,8 +1,9 @@
 """How much text a core takes a second through each pass over documents: the figures that `smtrain plan` goes by.
 
 The text is what this machine has of prose (.md, .rst and .txt of installed packages), --megabytes of it. All cores work
-at once, as in a prepare stage, each through the same text; a figure is the median core's MB of text a second of the
-clock. --rounds times, in turn; figures are medians over the rounds. `all` is every pass one after the other.
+at once, as in a prepare stage, each through the same text. A figure is MB of text a second of the processor's time, as
+others on the machine lengthen the clock's more; the median over cores, and over --rounds rounds. `all` is every pass
+one after the other.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ def prose(wanted: float) -> tuple[list[str], int]:
 
 
 def timed(asked: tuple[str, list[str]]) -> float:
-    """Seconds of one pass over the texts, once its libraries are loaded."""
+    """Seconds of the processor for one pass over the texts, once its libraries are loaded."""
     name, texts = asked
     refiner = Refiner(PASSES[name])
     refiner.refine(texts[:2])
-    start = time.perf_counter()
+    start = time.process_time()
     refiner.refine(texts)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 if __name__ == "__main__":
