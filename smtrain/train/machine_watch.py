@@ -55,10 +55,11 @@ class MachineWatch:
     def close(self) -> None:
         """Read for the last time, and end."""
         self._over.set()
-        self._thread.join()
-        self.take()
-        if self._unsaid:
-            self._tell()
+        self._thread.join(EVERY)
+        if not self._thread.is_alive():  # else a disk or a tool hangs, which is no reason to hang, too
+            self.take()
+            if self._unsaid:
+                self._tell()
         self._devices.close()
 
     def _watch(self) -> None:
