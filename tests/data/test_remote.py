@@ -99,7 +99,7 @@ def test_a_job_reads_them_through_its_channel_and_refines_them(
     kept, masked = " ".join(like * 3), f"{like[1]} Write to somebody@example.com about it, please, or do not write."
     client = ensure_running().session().client("s3")
     folder = tmp_path / "refined"
-    folder.mkdir()
+    (folder / "deep").mkdir(parents=True)
     rows = [
         kept,
         f"{kept} Once more.",
@@ -107,14 +107,15 @@ def test_a_job_reads_them_through_its_channel_and_refines_them(
         "No sentence",
         *(f"{like[2]} {n} times, not {n + 7}." for n in range(9)),
     ]
-    (folder / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
-    client.upload_file(str(folder / "d.jsonl"), BUCKET, "refined/d.jsonl")
+    (folder / "deep/d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    client.upload_file(str(folder / "deep/d.jsonl"), BUCKET, "refined/deep/d.jsonl")
+    client.put_object(Bucket=BUCKET, Key="refined/.hidden.jsonl", Body=b"no JSON")
     config: dict[str, Any] = {
         "name": "from-s3",
         "target": "local",
         "model": {"path": trained_inputs["model"]},
         "data": {
-            "sources": [{"path": f"s3://{BUCKET}/in/"}, {"path": f"s3://{BUCKET}/refined/"}],
+            "path": f"s3://{BUCKET}/refined/",
             "filters": ["fineweb"],
             "near_duplicates": {"similarity": 0.6},
             "pii": "mask",
@@ -126,7 +127,7 @@ def test_a_job_reads_them_through_its_channel_and_refines_them(
     download(job.target, [(job.output, tmp_path / "there")])
     cleaning = Cleaning(filters=("fineweb",), pii="mask", near=NearDuplicates(0.6))
     here = prepare(
-        [texts, folder], tmp_path / "here", trained_inputs["model"], seq_len=8, cleaning=cleaning, say=lambda _: None,
+        folder, tmp_path / "here", trained_inputs["model"], seq_len=8, cleaning=cleaning, say=lambda _: None,
         progress=lambda _: None,
     )  # fmt: skip
     there = DatasetManifest.load(tmp_path / "there")

@@ -59,6 +59,7 @@ class Hub:
         kind = "datasets" if path.startswith(("/datasets/", "/api/datasets/")) else "models"
         folder, api = self.folders[kind], f"/api/{kind}/{self.name}"
         resolved = f"{'/datasets' if kind == 'datasets' else ''}/{self.name}/resolve/{COMMIT}/"
+        below = folder / path.partition(f"/tree/{COMMIT}")[2].strip("/")
         ranged = request.headers.get("Range", "") if resolved in path else ""
         headers = {"X-Repo-Commit": COMMIT}
         if brought != self.token:
@@ -72,8 +73,7 @@ class Hub:
             there = sorted(file for file in folder.rglob("*") if file.is_file())
             files = [{"rfilename": file.relative_to(folder).as_posix()} for file in there]
             status, data = 200, json.dumps({"id": self.name, "sha": COMMIT, "siblings": files}).encode()
-        elif path.startswith((f"{api}/tree/", f"{api}/paths-info/")):
-            below = folder / path.partition(f"/tree/{COMMIT}")[2].strip("/")
+        elif path.startswith((f"{api}/tree/", f"{api}/paths-info/")) and below.is_dir():
             if sent:
                 listed = [folder / name for name in parse_qs(sent.decode())["paths"]]
             else:
