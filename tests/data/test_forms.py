@@ -155,6 +155,31 @@ def test_a_dump_of_wikipedia(tmp_path: Path, parts: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        ("It's ''so'' '''bold'''''.<ref>a ''b</ref> On.<ref name=x/>", "It's so bold. On."),
+        ("One <ref>{{cite|a=[[b]]<!-- c --></ref>two.", "One two."),  # its template has no end
+        ("a\n{| class=x\n! h\n|-\n| 1\n{|\n| in\n|}\n|}\nb", "a\n\nb"),
+        ("a\n{| class=x\n| 1\n|-\n| ''2\nb", "a\nb"),  # a table without an end
+        ("line<br />next<br>last", "line\nnext\nlast"),
+        ("Berlin ({{IPA|x}}; {{lang|y}}) is, {{z}}, a city ({{q}}; since 1237).", "Berlin is,, a city (since 1237)."),
+        ("[[A (b)|A]]s and [[:Category:C|c]], [[2001: A Space]]\n[[fr:Titre]]\n[[File:a.png|thumb|[[x]] y]]",
+         "As and c, 2001: A Space"),
+        ("call main() with f ()", "call main() with f"),
+        ("[http://a.b said] [http://a.b] http://a.b", "said http://a.b"),
+        ("{{{1|default}}} &nbsp;&amp; &lt;b&gt;", "default & <b>"),
+        ("<math>x</math><gallery>\nA.png|b\n</gallery><nowiki>[[no]]</nowiki> __TOC__", "no"),
+        ("== Head ==\n* one\n* ''two''\n: three", "Head\none\ntwo\nthree"),
+    ],
+)  # fmt: skip
+def test_wikitext_becomes_what_a_reader_sees(wikitext: str, text: str) -> None:
+    pytest.importorskip("mwparserfromhell")
+    from smtrain.data.forms.wikitext import plain
+
+    assert plain(wikitext, {"file", "category"}) == text
+
+
 def test_xml_that_is_no_dump(tmp_path: Path) -> None:
     (tmp_path / "a.xml").write_text("<feed><entry/></feed>")
     (tmp_path / "b.txt").write_text("a text")

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
+from smtrain.data.forms.wikitext import plain
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError
 
-_LEFT_OUT = {"ref", "gallery", "math", "timeline", "references", "table", "imagemap", "score", "syntaxhighlight"}
-_SWITCH = re.compile(r"__[A-Z]+__")
-_SPACES = re.compile(r"[ \t\xa0]+")
 _OPEN = re.compile(rb"<doc\s[^>\n]*>\s*")
 
 
@@ -51,7 +49,7 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             found = {child.tag.rpartition("}")[2]: child for child in element.iter()}
             if _said(found, "ns") in ("", "0") and "redirect" not in found and _said(found, "text"):
                 try:
-                    text = plain(mwparserfromhell.parse(_said(found, "text")), dropped)
+                    text = plain(_said(found, "text"), dropped)
                 except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
                     yield BadLine(file.name, number, f"wikitext that cannot be parsed ({error})")
                 else:
@@ -63,27 +61,6 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
 
 def _said(found: dict[str, Any], name: str) -> str:
     return (found[name].text or "").strip() if name in found else ""
-
-
-def plain(code: Any, dropped: set[str]) -> str:
-    """The text of parsed wikitext; links into the namespaces `dropped` go."""
-    for node in code.filter(recursive=True, matches=lambda node: _goes(node, dropped)):
-        try:
-            code.remove(node)
-        except ValueError:  # within one that is gone already
-            continue
-    text = _SWITCH.sub("", code.strip_code(normalize=True, collapse=True))
-    lines = [_SPACES.sub(" ", line).strip() for line in text.split("\n")]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-
-
-def _goes(node: Any, dropped: set[str]) -> bool:
-    kind = type(node).__name__
-    if kind in ("Template", "Comment"):
-        return True
-    if kind == "Tag":
-        return str(node.tag).strip().lower() in _LEFT_OUT
-    return kind == "Wikilink" and str(node.title).strip().partition(":")[0].strip().lower() in dropped
 
 
 def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
