@@ -105,11 +105,16 @@ def say(*values: object, end: str = "\n", error: bool = False, whole: bool = Fal
     stream = sys.stderr if error else sys.stdout
     text = clean(" ".join(map(str, values)))
     if not whole and end == "\n" and stream.isatty():
-        import shutil
-
-        text = wrapped(text, max(20, shutil.get_terminal_size().columns))
+        text = wrapped(text, room())
     plainly(stream)
     print(text, end=end, file=stream)
+
+
+def room() -> int:
+    """Columns of a line: the terminal's, or 80 where there is none."""
+    import shutil
+
+    return max(20, shutil.get_terminal_size().columns)
 
 
 def plainly(stream: Any) -> None:

@@ -2,8 +2,8 @@
 
 --dump is a `.xml` or `.xml.bz2` file; gensim's wheel has real ones (gensim/test/test_data/enwiki-latest-pages-*.bz2, to
 be renamed to .xml.bz2). WikiExtractor needs the element <siteinfo>, which some shortened dumps lack; it runs in a
-Python of its own, --python, which has it installed (`pip install wikiextractor`; its licence is the AGPL, and it is no part of
-this project). Both leave templates out (`--no-templates`). Pairs of figures are ours and WikiExtractor's.
+Python of its own, --python, which has it installed (`pip install wikiextractor`). Its licence is the AGPL, and it is no
+part of this project. Both leave templates out (`--no-templates`). Pairs of figures are ours and WikiExtractor's.
 
   documents        with a text; `only_ours`, `only_theirs`: some that the other has not, by title
   words            of the texts of documents that both have; `theirs_in_ours`: the share of WikiExtractor's words that

@@ -15,7 +15,7 @@ from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
 from smtrain.cli.data_report import report
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
-from smtrain.text import say
+from smtrain.text import room, say
 
 app = options.app()
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
@@ -195,11 +195,15 @@ def inspect(
     for key, value in about.facts.items():
         if value not in ({}, [], None):
             say(f"{key.replace('_', ' '):16} {_shown(value)}")
-    say(f"\noccurrences by rank, both logarithmic\n{sparkline(summary.ranks(about.counts))}\n")
+    columns = room()
+    say(f"\noccurrences by rank, both logarithmic\n{sparkline(summary.ranks(about.counts), min(60, columns))}\n")
     widest = about.top[0][2] if about.top else 1.0
-    for number, text, share in about.top:
-        name = f"{number}" if text is None else f"{number} {text!r}"
-        say(f"{name:>24} {share:7.2%} {'█' * max(1, round(30 * share / widest))}")
+    names = [f"{number}" if text is None else f"{number} {text!r}" for number, text, _ in about.top]
+    # on a narrow terminal the names stand closer, and the bars are as long as what is left
+    wide = 24 if columns >= 64 else max(map(len, names), default=0)
+    longest = max(4, min(30, columns - wide - 9))
+    for name, (_, _, share) in zip(names, about.top, strict=True):
+        say(f"{name:>{wide}} {share:7.2%} {'█' * max(1, round(longest * share / widest))}")
     if about.sample is not None:
         say(f"\nbegins: {about.sample!r}")
 

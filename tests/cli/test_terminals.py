@@ -13,9 +13,11 @@ import sys
 import termios
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from smtrain.text import span, wrapped
+from tests.data.writer import IndexedWriter
 
 ESCAPE = re.compile(r"\x1b")
 EXAMPLE = Path(__file__).parents[2] / "examples/llama-2-70b-trn1.yaml"
@@ -99,6 +101,18 @@ def test_words_stay_whole_on_a_narrow_terminal() -> None:
     assert max(map(len, help_.splitlines())) <= 40
     assert max(map(len, options.splitlines())) <= 40
     assert [line for line in plan.splitlines() if len(line) > 40 and " " in line.strip()] == []
+
+
+def test_bars_fit_a_narrow_terminal(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "a.bin", tmp_path / "a.idx", np.int32) as writer:
+        writer.add_document([np.repeat(np.arange(100_000, 100_070), np.arange(1, 71))])
+    for columns, longest in ((40, 25), (120, 30)):
+        _, told = on_a_terminal(columns, ["data", "inspect", str(tmp_path / "a")], PLACES["40 columns"][1])
+        rows = [line for line in told.splitlines() if "%" in line]
+        assert len(rows) == 12
+        assert rows[0].count("█") == longest
+        assert all("█" in row for row in rows)
+        assert max(map(len, told.splitlines())) <= columns
 
 
 def test_what_programs_read_is_not_broken() -> None:
