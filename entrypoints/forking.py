@@ -11,18 +11,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import io
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+from become import become
 
 
 def preload(ml: Path) -> None:
@@ -55,7 +54,7 @@ class Rank:
                 warnings.simplefilter("ignore", DeprecationWarning)  # torchrun's store has a thread, in C++
                 self.pid = os.fork()
             if self.pid == 0:
-                become(arguments, environment, outputs, mask)
+                become(arguments, environment, dict(enumerate(outputs, 1)), mask)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -80,51 +79,6 @@ class Rank:
         """Signal it while it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-
-def become(arguments: list[str], environment: dict[str, str], outputs: list[int], mask: set[Any]) -> None:
-    """In a fork of torchrun: run a script as a new Python would, and end. Nothing of torchrun's runs here again."""
-    status = 1
-    try:
-        os.setsid()
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for standard, descriptor in enumerate(outputs, 1):
-            os.dup2(descriptor, standard)
-        os.closerange(3, 1 + max(map(int, os.listdir("/proc/self/fd"))))  # torchrun's sockets and files
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.stdout = sys.__stdout__ = _unbuffered(1, sys.stdout)  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = _unbuffered(2, sys.stderr)  # type: ignore[misc]
-        sys.argv = arguments
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        runpy.run_path(arguments[0], run_name="__main__")
-        status = 0
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename != arguments[0]:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-    finally:
-        # Not by an exit of Python's: objects of torchrun's that are still here would close what they have not opened.
-        try:
-            threading._shutdown()  # type: ignore[attr-defined]
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(status & 0xFF)
-
-
-def _unbuffered(descriptor: int, like: Any) -> io.TextIOWrapper:
-    """A standard stream as `python -u` has it."""
-    raw: Any = io.FileIO(descriptor, "w", closefd=False)
-    return io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
 
 
 def fork_ranks() -> None:

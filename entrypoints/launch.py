@@ -17,9 +17,11 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MASTER_PORT = "7777"  # what the SageMaker toolkits use
+IMPORT_TORCH = ("generate", "evaluate")
 
 
 def wanted(file: Path, stage: str) -> list[str]:
@@ -165,15 +167,35 @@ def supervise(arguments: list[str]) -> int:
 
     SIGTERM goes to the training processes, which save and leave by themselves; before there are any, to torchrun.
     """
-    process = subprocess.Popen(arguments)
+    process: Any = None
 
     def stop(_number: int, _frame: object) -> None:
+        if process is None:
+            sys.exit(128 + signal.SIGTERM)
         for pid in children(process.pid) or [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    status = process.wait()
+    forks = arguments[1] == str(HERE / "forking.py")
+    process = (copy(arguments, must=True) if forks else None) or subprocess.Popen(arguments)
+    status: int = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+def copy(arguments: list[str], must: bool) -> Any:
+    """The script in a copy of a Python that has imported what it will; None where the sandbox offers none."""
+    if "SMTRAIN_WARM" not in os.environ:
+        return None
+    import warm
+
+    return warm.start(arguments, must)
+
+
+def attend(process: Any) -> int:
+    """Wait for a stage that runs in a copy; gives its exit status. SIGTERM is for it."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(process.pid, signal.SIGTERM))
+    status: int = process.wait()
     return status if status >= 0 else 128 - status
 
 
@@ -215,9 +237,11 @@ def main() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries are noise in a log
     arguments = command(stage, ml)
-    if stage != "train":
-        os.execv(arguments[0], arguments)  # noqa: S606
-    sys.exit(supervise(arguments))
+    if stage == "train":
+        sys.exit(supervise(arguments))
+    if process := copy(arguments, must=stage in IMPORT_TORCH):
+        sys.exit(attend(process))
+    os.execv(arguments[0], arguments)  # noqa: S606
 
 
 if __name__ == "__main__":

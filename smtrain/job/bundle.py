@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from smtrain.contract.entrypoints import entrypoints_folder
+
 PACKAGE = Path(__file__).resolve().parent.parent
 # The container half of the package, and what both halves share.
 PARTS = (
@@ -41,12 +43,6 @@ class Bundle:
 
     data: bytes
     sha256: str
-
-
-def entrypoints_folder() -> Path:
-    """Where the entry scripts lie: beside the package in a checkout, inside it when installed."""
-    inside = PACKAGE / "entrypoints"
-    return inside if inside.is_dir() else PACKAGE.parent / "entrypoints"
 
 
 def bundle_files() -> dict[str, Path]:

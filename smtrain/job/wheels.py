@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.target import Target
+from smtrain.contract.entrypoints import entrypoints_folder
 from smtrain.facts import table
 from smtrain.home import home
 from smtrain.job import pip
-from smtrain.job.bundle import entrypoints_folder
 from smtrain.job.inputs import Upload
 from smtrain.text import Say
 

@@ -144,11 +144,13 @@ class Attempt:
         elif self.job.isolated:
             self.network = HostNetwork()
         keeper = self.network.pid if self.network else 0
+        warm = self.executor.warm
+        more = {warm.VARIABLE: warm.told} if warm else {}
         for host, waiting in zip(self.hosts, lazy, strict=True):
             if self.containers and isinstance(host, ContainerHost):
                 host.start_container(self.containers, waiting)
             elif command:
-                host.start(command, port, waiting, self.executor.namespaces, keeper)
+                host.start(command, port, waiting, self.executor.namespaces, keeper, more)
         self._await_ready(lazy)
         if self.stopping.is_set():
             return End("Stopped")

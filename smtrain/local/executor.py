@@ -16,11 +16,13 @@ from smtrain.local import pools, ports, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
 from smtrain.local.containers import settings
+from smtrain.local.hosts import default_environment
 from smtrain.local.jobrun import JobRun
 from smtrain.local.jobs import JobRecord
 from smtrain.local.logstream import replay
 from smtrain.local.quotas import Quotas
 from smtrain.local.streams import forget
+from smtrain.local.warm import WarmPython, offered
 from smtrain.testing.faults import OWN_CLIENT
 
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError)
@@ -41,6 +43,7 @@ class Executor:
         self.client = endpoint.session().client("s3", config=Config(**ours))
         self.capacity, self.quotas = Capacity(), Quotas()
         self.hosts = settings.load(self.state)
+        self.warm = WarmPython(default_environment()) if offered(namespaces) else None
         self._runs: dict[str, Any] = {}
         self._ports: dict[int, socket.socket] = {}
         self._lock = threading.Lock()

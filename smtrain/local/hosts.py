@@ -38,6 +38,14 @@ NO_CREDENTIALS = {
 FOLDERS = ("input/config", "input/data", "model", "output/data", "output/intermediate", "checkpoints", "code", ".tmp")
 
 
+def default_environment() -> dict[str, str]:
+    """What every job has: nothing of the shell that started the control plane but HOME, the language, and how many
+    threads a process may use here."""
+    inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ}
+    # As in the deep learning images: lines reach the log when they are printed.
+    return {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **inherited}
+
+
 @dataclass(frozen=True)
 class HostEvent:
     """Something that happened to a host: `ready` with the supervisor's report, `exit` with a code, `disk` with the
@@ -112,10 +120,13 @@ class Host:
         """Where a path below /opt/ml of this host lies on the machine."""
         return within(self.ml, absolute.removeprefix("/opt/ml/"))
 
-    def start(self, command: Command, port: int, lazy: list[Channel], namespaces: bool, network: int) -> None:
+    def start(
+        self, command: Command, port: int, lazy: list[Channel], namespaces: bool, network: int, more: dict[str, str]
+    ) -> None:
         """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
 
-        `network` is the process that keeps an isolated job's network, or 0.
+        `network` is the process that keeps an isolated job's network, or 0. `more` are variables that the request may
+        change.
         """
         spec = {
             "ml": str(self.ml),
@@ -125,7 +136,7 @@ class Host:
             "network": network,
             "package_parent": self.package_parent,
             "argv": command.argv,
-            "env": {**command.environment, **self._environment(port)},
+            "env": {**command.environment, **more, **self._environment(port)},
             "fastfile": self._fastfile(lazy),
         }
         self._launch("smtrain.local.sandbox", spec)
@@ -155,15 +166,9 @@ class Host:
             self._threads.append(thread)
 
     def _environment(self, port: int) -> dict[str, str]:
-        """What the leader sees: nothing of the shell that started the control plane but HOME, the language, and how
-        many threads a process may use here."""
-        inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ}
+        """What the leader sees."""
         return {
-            "HOME": "/root",
-            "LANG": "C.UTF-8",
-            # As in the deep learning images: lines reach the log when they are printed.
-            "PYTHONUNBUFFERED": "1",
-            **inherited,
+            **default_environment(),
             "PATH": search_path(self.job.request),
             **(NO_CREDENTIALS if self.job.isolated else self.endpoint.environment()),
             **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),

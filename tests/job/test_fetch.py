@@ -15,7 +15,7 @@ import smtrain
 from smtrain.aws.local_plane import ensure_running
 from smtrain.aws.target import Target
 from smtrain.config.secret import Secret
-from smtrain.job.bundle import entrypoints_folder
+from smtrain.contract.entrypoints import entrypoints_folder
 from tests.job.hub import Hub
 
 pytestmark = pytest.mark.slow

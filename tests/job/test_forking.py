@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.job.bundle import entrypoints_folder
+from smtrain.contract.entrypoints import entrypoints_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.job.bundle import entrypoints_folder
+from smtrain.contract.entrypoints import entrypoints_folder
 
 
 @pytest.fixture

@@ -18,12 +18,14 @@ import pytest
 from rich.console import Console
 
 import smtrain
+from smtrain.aws.local_plane import running
 from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
 from smtrain.checkpoint.summary import verify
 from smtrain.cli.demo_show import show
 from smtrain.contract.uris import split_uri
 from smtrain.handle.listing import list_jobs
+from smtrain.local.processes import children_of
 from smtrain.place.choose import sagemaker
 from smtrain.testing.switches import plane as local_plane
 from tests.job.processes import processes_of
@@ -95,6 +97,17 @@ def test_a_run_goes_from_text_to_text(whole: smtrain.Run) -> None:
     assert whole.metrics()["loss"].to_list() == whole.loss
     assert [text["prompt"] for text in whole.texts] == ["the red fox"]
     assert whole.job("train").describe()["FinalMetricDataList"]
+
+
+def test_its_stages_began_with_their_imports_made(whole: smtrain.Run) -> None:
+    """On Linux without a device; nothing that every job of ours has keeps it from a copy."""
+    plane = running()
+    assert plane is not None
+    started = [pid for pid in children_of(plane.pid) if b"warm.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(started) == 1
+    told = (plane.home / "local/server.log").read_text().splitlines()
+    refused = {word for line in told if "no warm start" in line for word in re.findall(r"\w+", line)}
+    assert not refused & {*plane.environment(), *whole.job("train").describe()["Environment"]}
 
 
 def test_run_again_does_nothing_again(whole: smtrain.Run, base: dict[str, Any]) -> None:

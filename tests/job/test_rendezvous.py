@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.job.bundle import entrypoints_folder
+from smtrain.contract.entrypoints import entrypoints_folder
 from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

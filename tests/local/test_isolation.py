@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from smtrain.job.bundle import entrypoints_folder
+from smtrain.contract.entrypoints import entrypoints_folder
 
 from .conftest import ROOT, Client, StartServer, channel
 from .test_api import refused
