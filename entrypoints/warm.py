@@ -41,8 +41,8 @@ MODULES = (
 )  # fmt: skip
 # What none of these reads while it is imported; with another value of anything else a caller starts its own Python.
 FREE = re.compile(
-    r"(AWS|SMTRAIN|SM|SAGEMAKER|TRAINING_JOB|GLOO|NCCL|NEURON|XLA)_.*|MALLOC_ARENA_MAX|OMP_NUM_THREADS|PATH|PYTHONPATH|"
-    r"PYTHONUNBUFFERED|TMPDIR|TQDM_DISABLE|NO_PROXY|no_proxy|PWD|OLDPWD|SHLVL|_"
+    r"(AWS|SMTRAIN|SM|SAGEMAKER|TRAINING_JOB|GLOO|NCCL|NEURON|XLA)_.*|MALLOC_ARENA_MAX|MPLBACKEND|OMP_NUM_THREADS|PATH|"
+    r"PYTHONPATH|PYTHONUNBUFFERED|TMPDIR|TQDM_DISABLE|NO_PROXY|no_proxy|PWD|OLDPWD|SHLVL|_"
 )
 NAMESPACES = ("user", "mnt", "uts", "ipc", "net", "pid")
 PR_SET_PDEATHSIG = 1
@@ -60,6 +60,7 @@ class Copy:
     def wait(self) -> int:
         """Its exit status, minus the signal that ended it."""
         told = _line(self._connection)
+        self._connection.close()
         return int(json.loads(told)["status"]) if told else -signal.SIGKILL
 
 
@@ -71,8 +72,13 @@ def start(arguments: list[str], must: bool) -> Copy | None:
     name, _, ready = os.environ.get(VARIABLE, "").partition(" ")
     if not name or not (must or ready) or os.getpid() != 1 or not arguments[1].endswith(".py"):
         return None
+    return begin(name, arguments[1:], dict(os.environ), [0, 1, 2])
+
+
+def begin(name: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> Copy | None:
+    """Ask whoever listens at `name` for a copy that runs a script here, with these standard streams."""
     asked = {
-        "arguments": arguments[1:], "environment": dict(os.environ), "folder": os.getcwd(), "prefix": sys.prefix,
+        "arguments": arguments, "environment": environment, "folder": os.getcwd(), "prefix": sys.prefix,
         "version": sys.version,
     }  # fmt: skip
     message = json.dumps(asked).encode()
@@ -80,7 +86,7 @@ def start(arguments: list[str], must: bool) -> Copy | None:
     try:
         connection.settimeout(PATIENCE)
         connection.connect(f"\0{name}")
-        socket.send_fds(connection, [struct.pack("!I", len(message))], [0, 1, 2])
+        socket.send_fds(connection, [struct.pack("!I", len(message))], files)
         connection.sendall(message)
         if _line(connection) != b"ready":
             raise OSError

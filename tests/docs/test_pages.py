@@ -15,11 +15,13 @@ import pytest
 
 import smtrain
 from smtrain.aws.local_plane import ensure_running
+from tests import warm
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
 
 pytestmark = pytest.mark.slow
 
 PATIENCE = 300  # seconds for one command
+SEARCHED = [str(Path(sys.executable).parent), os.environ["PATH"]]
 # The page of AWS: what reads the config alone asks the local control plane as if it were AWS; what would start or read
 # jobs on AWS does so with the run of these pages, here.
 ON_AWS = "first-run-aws"
@@ -49,12 +51,13 @@ def test_a_page_does_what_it_says(
     job = llama.job("train")
     words = {"JOB": job.name, "PREPARE_JOB": llama.job("prepare").name}
     names = {"smtrain": smtrain, "job": job}
+    path = os.pathsep.join([str(warm.smtrain().parent), *SEARCHED])
     for block in blocks(page):
         if block.tag == "python":
             # Line numbers of a traceback are those of the page.
             exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), names)
         elif block.tag == "console":
-            run_all(page, block, words, as_aws() if page.stem == ON_AWS else {})
+            run_all(page, block, words, {"PATH": path} | (as_aws() if page.stem == ON_AWS else {}))
 
 
 def as_aws() -> dict[str, str]:
@@ -64,7 +67,6 @@ def as_aws() -> dict[str, str]:
 
 def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str]) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")} | more
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     for command in commands(block):
         text = re.sub(r"\b(JOB|PREPARE_JOB)\b", lambda word: words[word[0]], command.text)
         text = _SENDS.sub(r"\1llama.yaml", text) if page.stem == ON_AWS else text

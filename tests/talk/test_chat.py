@@ -31,6 +31,7 @@ from smtrain.checkpoint.open import open_weights
 from smtrain.errors import CheckpointError, ConfigError, DataError, JobError
 from smtrain.evaluation.api import evaluate
 from smtrain.evaluation.asked import Asked
+from tests import warm
 from tests.generation.test_generating import TEMPLATE
 from tests.model.test_generate import make
 
@@ -211,7 +212,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 
 def test_a_pipe_gets_answers_alone(folder: Path, other: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "smtrain", "chat", str(other), "--compare", str(folder), "--max-new-tokens", "4",
+        [warm.smtrain(), "chat", str(other), "--compare", str(folder), "--max-new-tokens", "4",
          "--temperature", "0"],
         input="one\ntwo\n", capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -286,7 +287,7 @@ def test_a_record_of_messages_is_shown_by_its_question(folder: Path, tmp_path: P
     more = ("--max-new-tokens", "2", "--stop", "never there")
     for how in ((), ("--stream",)):
         told = subprocess.run(
-            [sys.executable, "-m", "smtrain", "generate", str(folder), str(tmp_path / "p.jsonl"), *more, *how],
+            [warm.smtrain(), "generate", str(folder), str(tmp_path / "p.jsonl"), *more, *how],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert told.returncode == 0, told.stderr

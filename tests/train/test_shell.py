@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smtrain.config import JobConfig, Stage
+from tests import warm
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -49,11 +49,8 @@ class Shell:
         (self.root / "output").mkdir(exist_ok=True)
         (self.root / "output/failure").unlink(missing_ok=True)
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-        return subprocess.run(
-            [sys.executable, str(REPO / "entrypoints" / f"{stage}.py")],
-            env={**environment, "SMTRAIN_ML_ROOT": str(self.root), "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        environment |= {"SMTRAIN_ML_ROOT": str(self.root), "OMP_NUM_THREADS": "1"}
+        return warm.run([REPO / "entrypoints" / f"{stage}.py"], environment)
 
     def result(self, name: str) -> Path:
         """Move what the stage left out of the way of the next."""

@@ -1,0 +1,113 @@
+"""Scripts and commands in copies of a Python that has imported torch and transformers (entrypoints/warm.py).
+
+They are the real ones, in processes of their own; only their imports were made before. What finds no copy, for whatever
+reason, starts a Python of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from smtrain.contract.entrypoints import entrypoints_folder
+
+SHIM = """#!{python} -IS
+import os, sys
+sys.path.insert(0, {entrypoints!r})
+import warm
+sys.prefix = {prefix!r}
+environment = {{key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}}
+copy = warm.begin({name!r}, [{script!r}, *sys.argv[1:]], environment, [0, 1, 2])
+if copy is None:
+    os.execv({script!r}, [{script!r}, *sys.argv[1:]])
+status = copy.wait()
+if status < 0:
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+@cache
+def _listening() -> str:
+    """The name at which this test process's own one listens; it ends with the test process."""
+    name = f"smtrain-tests-{os.getpid()}-{time.monotonic_ns()}"
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"\0{name}")
+    listening.listen(16)
+    script = str(entrypoints_folder() / "warm.py")
+    server = subprocess.Popen(
+        [sys.executable, script, str(listening.fileno()), "-" * 4096],
+        env={**_without_pytest(os.environ), "SMTRAIN_WARM_ROOM": "-" * 8192}, pass_fds=[listening.fileno()],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    _held.extend((listening, server))
+    return name
+
+
+_held: list[Any] = []
+
+
+def run(arguments: Sequence[str | Path], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run([sys.executable, script, *words], env=env, capture_output=True, text=True)`."""
+    client: Any = _client()
+    words = [str(word) for word in arguments]
+    outputs = [os.pipe(), os.pipe()]
+    null = os.open(os.devnull, os.O_RDONLY)
+    copy = client.begin(_listening(), words, _without_pytest(env), [null, outputs[0][1], outputs[1][1]])
+    for descriptor in (null, outputs[0][1], outputs[1][1]):
+        os.close(descriptor)
+    if copy is None:
+        for reading, _ in outputs:
+            os.close(reading)
+        return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=False)
+    said = ["", ""]
+
+    def read(n: int) -> None:
+        with open(outputs[n][0], encoding="utf-8") as stream:
+            said[n] = stream.read()
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in (0, 1)]
+    for thread in threads:
+        thread.start()
+    status = copy.wait()
+    for thread in threads:
+        thread.join()
+    return subprocess.CompletedProcess(words, status, *said)
+
+
+@cache
+def smtrain() -> Path:
+    """The installed command, begun in a copy, by its own name in a folder for PATH."""
+    folder = tempfile.TemporaryDirectory()
+    _held.append(folder)
+    script = Path(folder.name) / "smtrain"
+    filled = {
+        "python": sys.executable, "prefix": sys.prefix, "entrypoints": str(entrypoints_folder()),
+        "name": _listening(), "script": str(Path(sys.executable).parent / "smtrain"),
+    }  # fmt: skip
+    script.write_text(SHIM.format(**filled))
+    script.chmod(0o755)
+    return script
+
+
+def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
+    """Its variables change from test to test, and would tell every caller from the server."""
+    return {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+
+
+def _client() -> Any:
+    sys.path.append(str(entrypoints_folder()))
+    try:
+        return importlib.import_module("warm")
+    finally:
+        sys.path.remove(str(entrypoints_folder()))
