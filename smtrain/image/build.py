@@ -12,13 +12,13 @@ from typing import Any
 
 import smtrain
 from smtrain.config import Stage
+from smtrain.contract.entrypoints import entrypoints_folder
 from smtrain.contract.needs import WORDS, requirements
 from smtrain.errors import LocalError
 from smtrain.facts import table
 from smtrain.image.lock import Interpreter, Pin, download, resolve
 from smtrain.image.look import Contents
 from smtrain.job import wheels
-from smtrain.job.bundle import entrypoints_folder
 from smtrain.local.containers.daemon import plainly, sentence
 from smtrain.text import Say
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from smtrain.config import JobConfig
+from smtrain.contract.entrypoints import entrypoints_folder
 from smtrain.contract.needs import data_needs, packages
 from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
 from smtrain.facts.images import ecr_image, gpu_row, of_aws, sdk_release, serves
 from smtrain.job import wheels
-from smtrain.job.bundle import entrypoints_folder
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from smtrain.contract.entrypoints import entrypoints_folder
 from smtrain.contract.needs import EXTRAS, WORDS, data_needs, packages, requirements
-from smtrain.job.bundle import entrypoints_folder
 
 
 @pytest.mark.parametrize(
