@@ -126,7 +126,8 @@ class JobConfig(Section):
                 kept[section] = full[section]
         if stage in ("fetch", "convert", "train") and self.model.weights is not None:
             kept["model"]["weights"] = self.model.weights
-        kept.get("train", {}).pop("max_global_batch_size", None)  # what was chosen by it counts
+        for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
+            kept.get("train", {}).pop(key, None)
         if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
             kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
             for key in ("document_mask", "machines", "spot"):  # the bytes are the same for any number of machines

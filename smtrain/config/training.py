@@ -8,7 +8,10 @@ from pydantic import Field, field_validator
 
 from smtrain.config.secret import Secret
 from smtrain.config.section import Section
+from smtrain.config.units import Count
 from smtrain.config.validation import Validation
+
+MOST_STEPS = 10**9
 
 
 def _chosen(schema: dict[str, Any]) -> None:
@@ -104,8 +107,10 @@ class Train(Section):
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
     adapter: AdapterSection | None = None
     """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
-    steps: int = Field(1000, ge=0, le=10**9)
+    steps: int = Field(1000, ge=0, le=MOST_STEPS)
     """Optimizer steps of the whole run; one that resumes goes on up to this number."""
+    tokens: Count | None = Field(None, ge=1, le=10**17)
+    """Train on at least so many tokens (300000000, 2e9, `2B`), in place of steps: as many steps as they take."""
     global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
     """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
     from 8 on, or, on AWS where `parallel` is left out too, the least that keeps the machines busy."""

@@ -1,8 +1,10 @@
-"""Amounts as people write them. Durations (`90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`) are always kept in seconds."""
+"""Amounts as people write them. Durations (`90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`) are always kept in seconds,
+counts of tokens (`2e9`, `"1.5B"`) as whole numbers."""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -28,6 +30,27 @@ Seconds = Annotated[
     BeforeValidator(seconds),
     Field(ge=0),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
+]
+
+
+_MANY = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d{1,2})?)\s*([kmbt]?)")
+
+
+def count(value: Any) -> Any:
+    """How many (`2000000`, `"2e9"`, `"1.5B"`, `"500M"`), whole; raises `ValueError` for text that is none."""
+    if not isinstance(value, str):
+        return value
+    found = _COUNT.fullmatch(value.strip().lower())
+    if not found:
+        raise ValueError("a number of tokens looks like 2000000000, 2e9, '2B' or '500M'")
+    return int(Decimal(found[1].replace("_", "")) * _MANY[found[2]])
+
+
+Count = Annotated[
+    int,
+    BeforeValidator(count),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from smtrain.config.schema import JobConfig
 from smtrain.config.section import Section
+from smtrain.config.training import MOST_STEPS
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import EngineName, engine_of
 from smtrain.planner.machines import Machine, Mesh
@@ -37,11 +38,26 @@ def with_engine(config: JobConfig) -> JobConfig:
 
 
 def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
-    """The config with a sequence length, a mesh and a batch that fit its model and its machines, where it gives none.
+    """The config with a sequence length, a mesh and a batch that fit its model and its machines, where it gives none,
+    and with the steps that its tokens take.
 
     On AWS a mesh that is not given is the planner's, as with `auto` everywhere; where the planner does not know model
     or machines, and on this machine, it is data parallel. Raises `ConfigError` where nothing fits.
     """
+    if config.train.tokens is not None and "steps" in config.train.model_fields_set:
+        raise ConfigError(["train.tokens: stands in place of train.steps; leave one of the two out"])
+    config = _sizes(config, auto=auto)
+    if config.train.tokens is None:
+        return config
+    steps = -(-config.train.tokens // (config.train.global_batch_size * config.train.seq_len))
+    if steps > MOST_STEPS:
+        raise ConfigError(
+            [f"train.tokens: {config.train.tokens} take {steps:,} steps; at most {MOST_STEPS:,} are possible"]
+        )
+    return _with(config, train={"steps": steps})
+
+
+def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     train = config.train.model_fields_set
     if "seq_len" not in train and (longest := positions_of(config)):
         config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smtrain.config.units import counted
+from smtrain.config.units import count, counted
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,11 @@ from smtrain.config.units import counted
 )  # fmt: skip
 def test_parameters_are_counted_in_billions_or_millions(parameters: int, words: str) -> None:
     assert counted(parameters) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("2e9", 2 * 10**9), ("1.5B", 15 * 10**8), ("500 M", 5 * 10**8), ("3_000", 3000), ("0.1T", 10**11)],
+)
+def test_counts_are_read_as_people_write_them(text: str, number: int) -> None:
+    assert count(text) == number
