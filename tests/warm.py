@@ -6,20 +6,21 @@ reason, starts a Python of its own.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
-import socket
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from smtrain.contract.entrypoints import entrypoints_folder
+from smtrain.local.warm import WarmPython
 
 SHIM = """#!{python} -IS
 import os, sys
@@ -27,6 +28,7 @@ sys.path.insert(0, {entrypoints!r})
 import warm
 sys.prefix = {prefix!r}
 environment = {{key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}}
+environment["TOKENIZERS_PARALLELISM"] = "false"
 copy = warm.begin({name!r}, [{script!r}, *sys.argv[1:]], environment, [0, 1, 2])
 if copy is None:
     os.execv({script!r}, [{script!r}, *sys.argv[1:]])
@@ -38,23 +40,9 @@ os._exit(status)
 
 
 @cache
-def _listening() -> str:
-    """The name at which this test process's own one listens; it ends with the test process."""
-    name = f"smtrain-tests-{os.getpid()}-{time.monotonic_ns()}"
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"\0{name}")
-    listening.listen(16)
-    script = str(entrypoints_folder() / "warm.py")
-    server = subprocess.Popen(
-        [sys.executable, script, str(listening.fileno()), "-" * 4096],
-        env={**_without_pytest(os.environ), "SMTRAIN_WARM_ROOM": "-" * 8192}, pass_fds=[listening.fileno()],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    _held.extend((listening, server))
-    return name
-
-
-_held: list[Any] = []
+def _kept() -> WarmPython:
+    """This test process's own; it ends with the test process."""
+    return WarmPython(_without_pytest(os.environ))
 
 
 def run(arguments: Sequence[str | Path], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -63,7 +51,7 @@ def run(arguments: Sequence[str | Path], env: dict[str, str]) -> subprocess.Comp
     words = [str(word) for word in arguments]
     outputs = [os.pipe(), os.pipe()]
     null = os.open(os.devnull, os.O_RDONLY)
-    copy = client.begin(_listening(), words, _without_pytest(env), [null, outputs[0][1], outputs[1][1]])
+    copy = client.begin(_kept().name, words, _without_pytest(env), [null, outputs[0][1], outputs[1][1]])
     for descriptor in (null, outputs[0][1], outputs[1][1]):
         os.close(descriptor)
     if copy is None:
@@ -88,12 +76,12 @@ def run(arguments: Sequence[str | Path], env: dict[str, str]) -> subprocess.Comp
 @cache
 def smtrain() -> Path:
     """The installed command, begun in a copy, by its own name in a folder for PATH."""
-    folder = tempfile.TemporaryDirectory()
-    _held.append(folder)
-    script = Path(folder.name) / "smtrain"
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    script = Path(folder) / "smtrain"
     filled = {
         "python": sys.executable, "prefix": sys.prefix, "entrypoints": str(entrypoints_folder()),
-        "name": _listening(), "script": str(Path(sys.executable).parent / "smtrain"),
+        "name": _kept().name, "script": str(Path(sys.executable).parent / "smtrain"),
     }  # fmt: skip
     script.write_text(SHIM.format(**filled))
     script.chmod(0o755)
@@ -101,8 +89,10 @@ def smtrain() -> Path:
 
 
 def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
-    """Its variables change from test to test, and would tell every caller from the server."""
-    return {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    """What pytest adds changes from test to test, and would tell every caller from the server. The others are those
+    that the launcher sets."""
+    kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    return {**kept, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _client() -> Any:

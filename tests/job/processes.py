@@ -9,7 +9,8 @@ import smtrain
 
 def ranks(pids: list[int]) -> list[int]:
     """Of the processes of a job those that train: torchrun's children, which may be forks with its command line."""
-    training = {pid for pid in pids if _read(pid, "cmdline").endswith(b"train.py\0")}
+    # A copy of a warm Python writes its command line over a longer one.
+    training = {pid for pid in pids if _read(pid, "cmdline").rstrip(b"\0").endswith(b"train.py")}
     return sorted(pid for pid in training if parent(pid) in training)
 
 
