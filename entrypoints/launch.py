@@ -185,7 +185,7 @@ def supervise(arguments: list[str]) -> int:
 
 def copy(arguments: list[str], must: bool) -> Any:
     """The script in a copy of a Python that has imported what it will; None where the sandbox offers none."""
-    if "SMTRAIN_WARM" not in os.environ:
+    if "SMTRAIN_WARM" not in os.environ or accelerator():
         return None
     import warm
 
