@@ -46,8 +46,6 @@ FREE = re.compile(
 )
 NAMESPACES = ("user", "mnt", "uts", "ipc", "net", "pid")
 PR_SET_PDEATHSIG = 1
-ROOM = "SMTRAIN_WARM_ROOM"
-"""Like the last argument it is only there to be written over: `ps` and /proc then show the script that runs."""
 
 
 class Copy:
@@ -149,7 +147,9 @@ def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
         head, files, _, _ = socket.recv_fds(connection, 4, 3)
         message = b""
         while len(message) < struct.unpack("!I", head)[0]:
-            message += connection.recv(1 << 16)
+            if not (more := connection.recv(1 << 16)):
+                os._exit(0)
+            message += more
         asked = json.loads(message)
         if user != os.getuid():
             raise PermissionError(f"user {user} asked")
@@ -204,7 +204,6 @@ def run(connection: socket.socket, asked: dict[str, Any], files: list[int]) -> N
     """In the copy: become the script."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        signal.set_wakeup_fd(-1)
         arguments, environment = asked["arguments"], asked["environment"]
         os.chdir(asked["folder"])
         connection.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
@@ -224,7 +223,8 @@ def run(connection: socket.socket, asked: dict[str, Any], files: list[int]) -> N
 
 
 def title(arguments: list[str], environment: dict[str, str]) -> None:
-    """Have /proc show a command line and an environment, as far as there is room for them."""
+    """Have `ps` and /proc show a command line and an environment, as far as there is room for them: the last argument
+    and the variable SMTRAIN_WARM_ROOM are only there to be written over."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as stat:
         fields = stat.read().rpartition(")")[2].split()
     starts = [int(field) for field in fields[45:49]]  # arg_start, arg_end, env_start, env_end: proc(5)

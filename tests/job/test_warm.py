@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smtrain.contract.entrypoints import entrypoints_folder
+from smtrain.local.processes import children_of, runs
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -95,6 +96,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     yield {
         **own, "PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "more"), "SMTRAIN_WARM": name,
         "SMTRAIN_WORD": "said", "SMTRAIN_ENTRYPOINTS": str(entrypoints_folder()),
+        "SMTRAIN_SERVER": str(server.pid),
     }  # fmt: skip
     listening.close()
     server.stdin.close()
@@ -142,6 +144,17 @@ def test_without_a_server_there_is_none(environment: dict[str, str], tmp_path: P
     assert called("0", environment | {"SMTRAIN_WARM": "smtrain-nobody"}, tmp_path)[:2] == (None, [])
 
 
+def test_who_leaves_in_the_middle_of_asking_leaves_nothing_running(environment: dict[str, str]) -> None:
+    server = int(environment["SMTRAIN_SERVER"])
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(f"\0{environment['SMTRAIN_WARM']}")
+        with open(os.devnull) as null:
+            socket.send_fds(caller, [(100).to_bytes(4, "big")], [null.fileno()] * 3)
+        caller.sendall(b"half")
+        until(lambda: bool(children_of(server)))
+    until(lambda: not any(map(runs, children_of(server))))
+
+
 def test_a_copy_ends_with_the_launcher(environment: dict[str, str], tmp_path: Path) -> None:
     command = [*UNSHARE, sys.executable, "-c", CLIENT, str(tmp_path / "script.py"), "wait"]
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as launcher:
@@ -160,6 +173,14 @@ def test_a_copy_ends_with_the_launcher(environment: dict[str, str], tmp_path: Pa
                 return
             time.sleep(0.05)
         raise AssertionError("it outlives the launcher")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came to that")
 
 
 def read(path: Path) -> bytes:
