@@ -53,17 +53,17 @@ class WarmPython:
     def _started(self) -> bool:
         """Run one to its end; whether it came so far as to listen."""
         script = str(entrypoints_folder() / "warm.py")
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, script, str(self._listening.fileno()), "-" * ROOM],
             cwd=Path("/"), env={**self._environment, "SMTRAIN_WARM_ROOM": "-" * 2 * ROOM},
             pass_fds=[self._listening.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert process.stdout
-        began = process.stdout.readline() == "ready\n"
-        self._ready = began
-        process.wait()
-        self._ready = False
-        return began
+        ) as process:  # fmt: skip
+            assert process.stdin and process.stdout
+            began = process.stdout.readline() == "ready\n"
+            self._ready = began
+            process.wait()
+            self._ready = False
+            return began
 
 
 def offered(namespaces: bool) -> bool:
