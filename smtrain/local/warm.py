@@ -58,7 +58,7 @@ class WarmPython:
             cwd=Path("/"), env={**self._environment, "SMTRAIN_WARM_ROOM": "-" * 2 * ROOM},
             pass_fds=[self._listening.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         ) as process:  # fmt: skip
-            assert process.stdin and process.stdout
+            assert process.stdout
             began = process.stdout.readline() == "ready\n"
             self._ready = began
             process.wait()
