@@ -143,16 +143,21 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     h = part if work.gathers_again else h
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     neox = shape.plain
-    entry = ("query_key_value",) if neox else ("q_proj", "k_proj", "v_proj")
-    up, down = (("dense_h_to_4h",), "dense_4h_to_h") if neox else (("gate_proj", "up_proj"), "down_proj")
-    inputs = h * (bool({*entry} & {*lora.targets}) + bool({*up} & {*lora.targets})) + i * (down in lora.targets)
-    kept = w * (inputs + lora.rank * len(lora.targets)) + 4.0 * shape.heads / mesh.tp
+    entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj"}
+    up, down = ({"dense_h_to_4h"}, "dense_4h_to_h") if neox else ({"gate_proj", "up_proj"}, "down_proj")
+    targets = {*lora.targets}
+    mlp = targets & {*up, down}
+    kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
+    kept += w * (part + i) if neox else 2 * 4 * part + 3 * w * i
+    if mesh.recompute == "selective" and not work.gathers_again:  # engine native's: what enters attention alone
+        return kept + w * h
+    kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp)) + 4.0 * shape.heads / mesh.tp
     if not work.fused_attention and mesh.recompute == "none":
         kept += 2.0 * w * shape.heads / mesh.tp * work.seq_len
     if neox:
-        return kept + w * (part + 6 * q + i)
+        return kept + w * 6 * q
     masked = shape.sliding_window is not None and shape.sliding_window < work.seq_len
-    kept += w * (4 * q if masked else 2 * q + 2 * kv) + 2 * 4 * part + 3 * w * i
+    kept += w * (4 * q if masked else 2 * q + 2 * kv)
     return kept + ((4 + w) * (q + kv) if shape.family == "qwen3" else 0.0)
 
 
@@ -171,7 +176,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
     again = layer if mesh.recompute == "full" else 0.0
-    if mesh.recompute == "selective" and not work.gathers_again and not work.lora:
+    if mesh.recompute == "selective" and not work.gathers_again:
         again = tokens * saved_per_token(work, replace(mesh, recompute="none")) - layer
     inner = tokens * shape.intermediate / mesh.tp
     biggest: float = w * (held.largest if layers and held.largest != held.embed else 0)

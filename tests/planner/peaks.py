@@ -106,6 +106,9 @@ ADAPTED = [
     ("llama", "221 m1 bf16 sp"),
     ("qwen2", "211 m4 full sp"),
     ("llama", "122 m2 bf16 full"),
+    ("llama", "111 m4 selective"),
+    ("qwen3", "211 m2 selective bf16"),
+    ("gpt_neox", "111 m2 selective bf16"),
 ]
 """With LoRA on all linears."""
 
