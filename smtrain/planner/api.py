@@ -13,7 +13,7 @@ from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of, is_neuron
-from smtrain.planner.auto import accepted
+from smtrain.planner.auto import accepted, fit_faults
 from smtrain.planner.calibration import UNCALIBRATED, best_published, half_width, nearest, spread_of
 from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.planner.machines import GIB, Machine, Mesh, Work, is_planned
@@ -24,7 +24,7 @@ from smtrain.planner.preparing import preparing_warnings, refining_seconds
 from smtrain.planner.relaxed import Limits, dollars, larger_batch
 from smtrain.planner.resolve import subject
 from smtrain.planner.result import Choice, Plan
-from smtrain.planner.search import Candidate, doubts, refusals, search
+from smtrain.planner.search import Candidate, doubts, search
 from smtrain.planner.stages import ON_CPU, machine_for, need
 from smtrain.planner.throughput import step_time
 from smtrain.planner.warnings import memory_warnings, run_warnings
@@ -173,7 +173,7 @@ def _plan(
     config: JobConfig, work: Work, machine: Machine, mesh: Mesh, choices: list[tuple[Candidate, Cost]], prices: Prices,
     corrected: Correction,
 ) -> Plan:  # fmt: skip
-    faults = tuple(refusals(work, machine, mesh))
+    faults = fit_faults(config, work, machine, mesh)
     legal = not faults or faults[0].startswith("memory:")
     warnings: list[str] = []
     core = worst_core(work, machine, mesh)[1] if legal else None

@@ -9,8 +9,8 @@ from smtrain.config.section import Section
 from smtrain.config.training import MOST_STEPS
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import EngineName, engine_of
-from smtrain.planner.machines import Machine, Mesh
-from smtrain.planner.search import RANK, Candidate, search, with_adapters
+from smtrain.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.planner.search import RANK, Candidate, refusals, search, with_adapters
 from smtrain.planner.workload import positions_of, shape_of, work_of
 
 NO_MESH = "compute.instance_count: no mesh of "
@@ -120,6 +120,20 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
         train={"engine": engine or config.train.engine},
     )  # fmt: skip
     return not any(key.startswith("parallel.") for keys, _ in engine_faults(tried) for key in keys)
+
+
+def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:
+    """Why a mesh cannot be used; where LoRA would fit in another one of the same machines alone, with that one."""
+    faults = tuple(refusals(work, machine, mesh))
+    if work.lora or not faults or not faults[0].startswith("memory:") or "LoRA" in faults[0]:
+        return faults
+    _, recompute = work_of(config, work.shape)
+    ways = search(with_adapters(work), [machine], recompute=recompute)
+    best = next((way for way in ways if accepted(config, machine, way.mesh)), None)
+    if best is None:
+        return faults
+    hint = f"; or train.adapter: LoRA of rank {RANK} fits in {best.core_bytes / GIB:.1f} GiB with {best.mesh}"
+    return (faults[0] + hint, *faults[1:])
 
 
 def _words(mesh: Mesh) -> tuple[Any, ...]:

@@ -42,6 +42,17 @@ def test_engine_nxd_is_told_so_too() -> None:
     assert adapted.checkpoint_gib == pytest.approx(41.9e6 * 12 / 2**30, rel=0.01)
 
 
+def test_one_gpu_is_told_the_mesh_in_which_it_fits_with_lora() -> None:
+    """The mesh that such a config has otherwise keeps too much of each layer, with adapters too."""
+    one: dict[str, Any] = {"tp": 1, "activation_checkpointing": "none"}
+    whole = planned(None, "ml.g6e.xlarge", **one)
+    assert not planned({}, "ml.g6e.xlarge", **one).fits
+    assert "; or train.adapter: LoRA of rank 16 fits in " in whole.faults[0]
+    assert "with tp 1 x pp 1 x dp 1" in whole.faults[0]
+    assert whole.faults[0].endswith("full recomputation")
+    assert planned({}, "ml.g6e.xlarge", **{**one, "activation_checkpointing": "full"}).fits
+
+
 def test_a_mesh_that_nobody_chose_says_so_too() -> None:
     sections: dict[str, Any] = {
         "model": {"path": "s3://bucket/Llama-3.1-70B"}, "data": {"path": "s3://bucket/text"},
