@@ -80,9 +80,11 @@ def evaluate(
 
 
 def _folder(given: str, target: options.TargetOption | None, told: Any) -> Path:
-    """The Hugging Face folder of a model, fetched where it is far."""
+    """The Hugging Face folder of a model, fetched where it is far; refused first where memory does not hold it."""
+    from smtrain.generation.room import refuse_too_large
     from smtrain.talk.models import find
 
     found = find(given, options.name_of(target))
+    refuse_too_large([found.need], stage="evaluate")  # one model after the other
     folder: Path = found.fetch(told)
     return folder

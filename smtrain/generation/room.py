@@ -58,14 +58,17 @@ def described_in(folder: Path) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def refuse_too_large(needs: Sequence[Need], free: float | None = None) -> None:
-    """Raises `CheckpointError` with the sum where the free memory does not hold these models side by side."""
+def refuse_too_large(needs: Sequence[Need], free: float | None = None, stage: str = "generate") -> None:
+    """Raises `CheckpointError` with the sum where the free memory does not hold these models side by side.
+
+    `stage` is the one that does the same on AWS.
+    """
     free = memory_here() if free is None else free
     total = PROCESS + sum(need.total for need in needs)
     if free is None or total <= free:
         return
     raise CheckpointError(
         f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {PROCESS / GIB:.1f} GiB for Python "
-        f"and torch), and {free / GIB:.1f} GiB are free here; take a machine with more, or let stage generate of a run "
+        f"and torch), and {free / GIB:.1f} GiB are free here; take a machine with more, or let stage {stage} of a run "
         "on AWS answer"
     )

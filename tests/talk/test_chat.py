@@ -365,18 +365,20 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
         smtrain.chat(plain)
 
 
-def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("chat",), ("evaluate", "--tasks", "mmlu")], ids=["chat", "evaluate"])
+def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
+    command: tuple[str, ...], folder: Path, tmp_path: Path
+) -> None:
     large = tmp_path / "large"
     large.mkdir()
     (large / "config.json").write_bytes((folder / "config.json").read_bytes())
     with (large / "model.safetensors").open("wb") as weights:
         weights.truncate(2_000 * 2**30)
-    done = subprocess.run(
-        [sys.executable, "-m", "smtrain", "chat", str(large)], input="", capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([warm.smtrain(), *command, str(large)], input="", capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"this takes 2000.6 GiB of memory ({large} 2000.0 GiB of weights" in done.stderr
     assert done.stderr.count("\n") == 1
+    assert f"stage {'generate' if command == ('chat',) else 'evaluate'} of a run" in done.stderr
 
 
 def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> None:
