@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,17 @@ def test_what_is_asked_is_held_out() -> None:
 
 def test_other_data_brings_questions_of_its_own() -> None:
     assert records(load_config(REAL, target="local", data={"path": "demo://python-questions"})) == []
+
+
+def test_the_example_makes_the_questions_that_its_config_asks(tmp_path: Path) -> None:
+    example = tmp_path / "python-help"
+    unmade = shutil.ignore_patterns("questions.jsonl")
+    shutil.copytree(Path(__file__).parents[2] / "examples/python-help", example, ignore=unmade)
+    runpy.run_path(str(example / "make.py"), run_name="__main__")
+    made = [json.loads(line) for line in (example / "task/questions.jsonl").read_text("utf-8").splitlines()]
+    answers = {one.question: one.answer for one in records(load_config(example / "config.yaml", target="local"))}
+    assert len(made) > 50
+    assert all(one["choices"][one["right"]] == answers[one["question"]] for one in made)
 
 
 def test_a_fault_is_told_before_anything_is_fetched(own_home: Path) -> None:
