@@ -120,7 +120,7 @@ def _chunks(where: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Sla
                 raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; fetch it again.")
             name = canonical(key)
             if name in tensors:
-                raise CheckpointError(f"{where}/{file} has {name[:200]} under the names of both specs.")
+                raise CheckpointError(f"{where}/{file} has {name[:200]} under the names of both specs; save it again.")
             tensors[name] = found
         out.append(tensors)
     known = {slab.crc32 for tensors in out for slab in tensors.values()}
@@ -170,9 +170,11 @@ def global_blocks(
                 out.setdefault(found[0], []).extend(_rows(where, fused[found[0]], slab, found[1]))
                 continue
             if key not in fused:
-                kind = "a mixture of experts, which smtrain does not read yet" if "expert" in name else (
-                    f"no parameter of a {shape.family} model as its config.json describes it"
-                )  # fmt: skip
+                kind = (
+                    f"no parameter of a {shape.family} model as config.json describes it; take this model's config.json"
+                )
+                if "expert" in name:
+                    kind = "a mixture of experts, which smtrain does not read yet; take a dense model"
                 raise CheckpointError(f"{where} holds {name[:200]}: {kind}.")
             if key == EMBEDDING and p > 0:
                 key = HEAD  # the copy that some versions keep on the last stage of a tied model

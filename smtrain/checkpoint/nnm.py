@@ -99,7 +99,7 @@ def _chunks(
                 raise CheckpointError(f"{where}/{file}: {key} is not what the manifest lists; convert the model again.")
             name = canonical(key)
             if name in tensors and name != HEAD:  # the head may stand there under both of its names
-                raise CheckpointError(f"{where}/{file} has {name[:200]} twice.")
+                raise CheckpointError(f"{where}/{file} has {name[:200]} twice; fetch it again.")
             tensors.setdefault(name, slab)
         out.append(tensors)
     return out

@@ -31,7 +31,7 @@ def caller(context: Context) -> Iterator[Finding]:
     if lacking := [action for statement in wanted for action in denied(context, who, statement)]:
         yield Finding(
             "caller", "fault", f"you may not {', '.join(sorted(set(lacking)))}",
-            "get what `smtrain iam policy CONFIG --caller` prints with the same --tune and --endpoint",
+            "get the rights that `smtrain iam policy CONFIG --caller` prints, with the same --tune and --endpoint",
         )  # fmt: skip
     else:
         commands = ["`smtrain tune`"] * beside.tune + ["`smtrain deploy`"] * bool(beside.endpoint)

@@ -172,7 +172,7 @@ def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
     try:
         described = json.loads(body)
     except ValueError:
-        raise CheckpointError(f"{uri}: {kind} cannot be read as JSON") from None
+        raise CheckpointError(f"{uri}: {kind} cannot be read as JSON; copy it again") from None
     weights = next(
         (sum(some) for ending in WEIGHTS if (some := [size for file, size in sizes.items() if file.endswith(ending)])),
         0,

@@ -92,3 +92,9 @@ def test_its_links_and_pictures_lead_somewhere() -> None:
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     assert {"docs/panel.svg", "docs/loss.svg", "docs/first-run-aws.md"} <= set(links)
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_an_example_can_be_copied_alone() -> None:
+    examples = [path for path in (ROOT / "examples").rglob("*") if not path.is_dir()]
+    assert len(examples) > 5
+    assert [path for path in examples if path.is_symlink()] == []
