@@ -22,6 +22,8 @@ def check(
     ] = None,
     tune: options.WithTuning = False,
     endpoint: options.WithEndpoint = None,
+    group: options.WithGroup = None,
+    pipeline: options.WithPipeline = None,
     target: options.To = None,
     set_: options.Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -30,8 +32,8 @@ def check(
     from smtrain.preflight import check as look
 
     report = look(
-        config, stage=stage.value if stage else None, tune=tune, endpoint=endpoint, target=options.name_of(target),
-        set_=set_ or (),
+        config, stage=stage.value if stage else None, tune=tune, endpoint=endpoint, group=group, pipeline=pipeline,
+        target=options.name_of(target), set_=set_ or (),
     )  # fmt: skip
     say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:

@@ -26,12 +26,17 @@ def policy(
     trust: Annotated[bool, typer.Option("--trust", help="Only the role's trust policy.")] = False,
     tune: options.WithTuning = False,
     endpoint: options.WithEndpoint = None,
+    group: options.WithGroup = None,
+    pipeline: options.WithPipeline = None,
     target: options.To = None,
     set_: options.Set = None,
 ) -> None:
     """Print the policies of caller and role and the role's trust policy, for this config and nothing else."""
     from smtrain.iam import policies
 
-    made = policies(config, target=options.name_of(target), set_=set_ or (), tune=tune, endpoint=endpoint)
+    made = policies(
+        config, target=options.name_of(target), set_=set_ or (), tune=tune, endpoint=endpoint, group=group,
+        pipeline=pipeline,
+    )  # fmt: skip
     chosen = {name: made[name] for name, wanted in (("caller", caller), ("role", role), ("trust", trust)) if wanted}
     say(json.dumps(next(iter(chosen.values())) if len(chosen) == 1 else chosen or made, indent=2), whole=True)

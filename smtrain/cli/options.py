@@ -74,6 +74,14 @@ WithEndpoint = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name.", show_default=False),
 ]
+WithGroup = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--group", metavar="NAME", help="Also to register versions in this group.", show_default=False),
+]
+WithPipeline = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name.", show_default=False),
+]
 ServingRole = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),

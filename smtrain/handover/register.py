@@ -9,16 +9,16 @@ from smtrain import text
 from smtrain.aws.calls import unnamed
 from smtrain.aws.target import TargetName
 from smtrain.edge import public
-from smtrain.errors import ConfigError, JobError
+from smtrain.errors import JobError
 from smtrain.evaluation.report import main_rows
 from smtrain.handle.job import Job
+from smtrain.job import names
 from smtrain.reporting.gather import RunAccount, gather
 from smtrain.serving.deploy import spec_of
 from smtrain.serving.requests import EndpointSpec, create_model
 from smtrain.talk.models import find
 from smtrain.text import Say
 
-_GROUP = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _VALUE = re.compile(r"[^\w\s.:/=+\-@]")
 """What a value of CustomerMetadataProperties may not hold (the service's model)."""
 _JSON = "application/json"
@@ -57,10 +57,7 @@ def register(
     """
     account = gather(run, target)
     group = account.name if group is None else group
-    if not _GROUP.fullmatch(group):
-        raise ConfigError(
-            [f"group: got {group!r}; a model package group's name is letters, digits and hyphens, at most 63"]
-        )
+    names.checked("group", group)
     found = find(account.name, account.target.name)
     if found.far is None:
         raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one")

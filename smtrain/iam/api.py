@@ -10,7 +10,6 @@ from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.iam.beside import Beside
 from smtrain.iam.policy import caller_policy, role_policy, trust_policy
-from smtrain.job.names import endpoint_name
 from smtrain.job.stages import Chain, stages_of
 from smtrain.place.choose import sagemaker, target_of
 from smtrain.planner.resolve import load_config
@@ -21,16 +20,17 @@ ROLE_NAME = "smtrain-training"
 @public
 def policies(
     source: Source | None = None, *, target: TargetName | None = None, set_: Sequence[str] = (), tune: bool = False,
-    endpoint: str | None = None, **sections: Any,
+    endpoint: str | None = None, group: str | None = None, pipeline: str | None = None, **sections: Any,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Policies by `caller`, `role` and `trust`.
 
     `compute.role` may name a role that is yet to be made: it is that of the account, for which AWS is asked; without
     one the name is smtrain-training. With `tune` they allow `smtrain tune`, with `endpoint` an endpoint of this name
-    made of the model: `smtrain deploy`, `chat --endpoint`, `undeploy`. Raises `ConfigError` as loading does, and
-    `JobError` where the account or the region cannot be told.
+    made of the model (`smtrain deploy`, `chat --endpoint`, `undeploy`), with `group` its registration in this model
+    package group (`smtrain register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises
+    `ConfigError` as loading does, and `JobError` where the account or the region cannot be told.
     """
-    beside = Beside(tune, endpoint_name(endpoint))
+    beside = Beside(tune, endpoint, group, pipeline)
     config = load_config(source, set_=set_, target=target, **sections)
     where = sagemaker(target_of(config, target))
     name = config.compute.role or ROLE_NAME

@@ -30,6 +30,22 @@ class Beside:
     tune: bool = False
     endpoint: str | None = None
     """The name of an endpoint that is made of its model."""
+    group: str | None = None
+    """The model package group that its model becomes a version of."""
+    pipeline: str | None = None
+    """The name of a SageMaker pipeline of its stages."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for what cannot be a name."""
+        for kind in ("endpoint", "group", "pipeline"):
+            if (given := getattr(self, kind)) is not None:
+                names.checked(kind, given)
+
+    @property
+    def commands(self) -> list[str]:
+        """What all that is done by."""
+        asked = {"tune": self.tune, "deploy": self.endpoint, "register": self.group, "pipeline": self.pipeline}
+        return [f"`smtrain {name}`" for name, wanted in asked.items() if wanted]
 
     @property
     def services(self) -> list[str]:
@@ -64,6 +80,12 @@ def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statemen
         yield Statement("WriteEndpointLogs", actions, (logs, f"{logs}:*"))
         ours = (a.arn("sagemaker", f"endpoint/{beside.endpoint.lower()}"),)
         yield Statement("DeleteEndpointInTime", ("sagemaker:DeleteEndpoint",), ours)
+    if beside.pipeline:
+        jobs = ("sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob",
+                "sagemaker:StopTrainingJob")  # fmt: skip
+        yield Statement("RunSteps", jobs, (_steps(a),))
+        passed = {"StringEquals": {"iam:PassedToService": [SERVICE]}}
+        yield Statement("PassItself", ("iam:PassRole",), (str(config.compute.role),), passed)
 
 
 def of_the_caller(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
@@ -79,7 +101,7 @@ def of_the_caller(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statem
 
 
 def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
-    """Of the caller's, what a tuning job and an endpoint need."""
+    """Of the caller's, what a tuning job, an endpoint, a registered version and a pipeline need."""
     if beside.tune:
         tuning = a.arn("sagemaker", f"hyper-parameter-tuning-job/{names.tunings(config.name).lower()}")
         made = ("AddTags", "CreateHyperParameterTuningJob", "DescribeHyperParameterTuningJob")
@@ -102,6 +124,28 @@ def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]
         yield Statement("AskEndpoint", asking, (endpoint,))
         schedule = a.arn("scheduler", f"schedule/default/{names.schedule_name(name)}")
         yield Statement("DeleteInTime", ("scheduler:CreateSchedule", "scheduler:DeleteSchedule"), (schedule,))
+    if group := beside.group:
+        versions = _spelled(a, "model-package", group, "/*")
+        groups = _spelled(a, "model-package-group", group)
+        making = ("sagemaker:CreateModelPackageGroup", "sagemaker:DescribeModelPackageGroup")
+        yield Statement("MakeGroup", making, groups)
+        yield Statement("Register", ("sagemaker:CreateModelPackage",), (*groups, *versions))
+        yield Statement("LookAtVersions", ("sagemaker:DescribeModelPackage",), versions)
+        yield Statement("FindVersions", ("sagemaker:ListModelPackages",), ("*",))
+    if name := beside.pipeline:
+        making = ("AddTags", "CreatePipeline", "DescribePipeline", "StartPipelineExecution", "UpdatePipeline")
+        yield Statement("MakePipeline", tuple(f"sagemaker:{each}" for each in making), _spelled(a, "pipeline", name))
+        yield Statement("FollowSteps", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (_steps(a),))
+
+
+def _steps(a: Arns) -> str:
+    """The jobs of pipelines, whose names SageMaker makes of the execution's id."""
+    return a.arn("sagemaker", "training-job/pipelines-*")
+
+
+def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
+    """SageMaker writes these names small in an ARN, but for some as they were given."""
+    return tuple(a.arn("sagemaker", f"{kind}/{each}{rest}") for each in dict.fromkeys((name.lower(), name)))
 
 
 def serving_images(config: JobConfig, beside: Beside) -> list[EcrImage]:

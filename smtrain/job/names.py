@@ -1,4 +1,4 @@
-"""What is named after a run beside its jobs: its tuning jobs, an endpoint's parts, and the schedule that deletes it."""
+"""What is named after a run beside its jobs: tuning jobs, an endpoint with its parts, a package group, a pipeline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 
 from smtrain.errors import ConfigError
 
-ENDPOINT = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
+_KINDS = {"endpoint": ("an endpoint", 63), "group": ("a model package group", 63), "pipeline": ("a pipeline", 256)}
+"""What has a name, and its most characters (the service's model)."""
 _TUNING = 32  # characters of a tuning job's name
 _MARK = 8  # characters of a digest, which ends a name
 
@@ -21,10 +23,12 @@ def tunings(run: str) -> str:
     return f"{_front(run, _TUNING)}-*"
 
 
-def endpoint_name(given: str | None) -> str | None:
-    """The name of an endpoint, if one is given. Raises `ConfigError` for what cannot be one."""
-    if given is not None and not ENDPOINT.fullmatch(given):
-        raise ConfigError([f"endpoint: {given!r} cannot be a name; use letters, digits and hyphens, at most 63"])
+def checked(kind: str, given: str, key: str = "") -> str:
+    """The name of an endpoint, group or pipeline. Raises `ConfigError`, of `key`, for what cannot be one."""
+    what, longest = _KINDS[kind]
+    if not _NAME.fullmatch(given) or len(given) > longest:
+        told = f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most {longest}"
+        raise ConfigError([f"{key or kind}: {told}"])
     return given
 
 

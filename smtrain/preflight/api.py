@@ -12,7 +12,6 @@ from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.iam.beside import Beside
-from smtrain.job.names import endpoint_name
 from smtrain.job.stages import Chain, stages_of
 from smtrain.place.choose import target_of
 from smtrain.place.protocol import JobPlace
@@ -79,7 +78,8 @@ CHECKS: dict[str, Check] = {
 @public
 def check(
     source: Source | None = None, *, stage: Stage | None = None, tune: bool = False, endpoint: str | None = None,
-    target: TargetName | None = None, set_: Sequence[str] = (), **sections: Any,
+    group: str | None = None, pipeline: str | None = None, target: TargetName | None = None, set_: Sequence[str] = (),
+    **sections: Any,
 ) -> Report:  # fmt: skip
     """Look at everything that can stop a run, or make it pay for nothing, before it starts; changes nothing.
 
@@ -90,6 +90,8 @@ def check(
         stage: The one stage to look at. Default: all that the config has.
         tune: Look also at what `smtrain tune` needs on AWS.
         endpoint: Look also at what an endpoint of this name needs on AWS.
+        group: Look also at what registering a version in this model package group needs.
+        pipeline: Look also at what a SageMaker pipeline of this name needs.
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
@@ -108,7 +110,7 @@ def check(
         []
     """
     try:
-        beside = Beside(tune, endpoint_name(endpoint))
+        beside = Beside(tune, endpoint, group, pipeline)
         config = load_config(source, set_=set_, target=target, **sections)
         place = target_of(config, target)
     except ConfigError as error:

@@ -17,7 +17,7 @@ _SESSION = re.compile(r"arn:[^:]+:sts::\d+:assumed-role/([^/]+)/.*")
 def caller(context: Context) -> Iterator[Finding]:
     """Nothing where neither was asked about: launching says by itself what it may not."""
     beside = context.beside
-    if not context.on_aws or not (beside.tune or beside.endpoint):
+    if not context.on_aws or not beside.commands:
         return
     who = str(context.ask("sts", "get_caller_identity").get("Arn", ""))
     if session := _SESSION.fullmatch(who):
@@ -31,8 +31,7 @@ def caller(context: Context) -> Iterator[Finding]:
     if lacking := [action for statement in wanted for action in denied(context, who, statement)]:
         yield Finding(
             "caller", "fault", f"you may not {', '.join(sorted(set(lacking)))}",
-            "get the rights that `smtrain iam policy CONFIG --caller` prints, with the same --tune and --endpoint",
+            "get the rights that `smtrain iam policy CONFIG --caller` prints with the same options",
         )  # fmt: skip
     else:
-        commands = ["`smtrain tune`"] * beside.tune + ["`smtrain deploy`"] * bool(beside.endpoint)
-        yield Finding("caller", "ok", f"you may do what {' and '.join(commands)} need")
+        yield Finding("caller", "ok", f"you may do what {' and '.join(beside.commands)} need")

@@ -53,7 +53,8 @@ def permissions(context: Context) -> Iterator[Finding]:
     if lacking:
         yield Finding(
             "permissions", "fault", f"the role may not {', '.join(sorted(set(lacking)))}",
-            "give it the policy that `smtrain iam policy CONFIG --role` prints",
+            "give it the policy that `smtrain iam policy CONFIG --role` prints"
+            + (" with the same options" if context.beside.commands else ""),
         )  # fmt: skip
     else:
         yield Finding("permissions", "ok", "the role may do all that its jobs need")

@@ -15,7 +15,7 @@ from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.images import serving_image
 from smtrain.handle.listing import train_jobs
-from smtrain.job.names import ENDPOINT, schedule_name
+from smtrain.job.names import checked, schedule_name
 from smtrain.place.choose import sagemaker
 from smtrain.serving import requests
 from smtrain.serving.fit import price_of, tensor_parallel
@@ -138,11 +138,10 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
 
 
 def described(place: Target, name: str) -> dict[str, Any] | None:
-    """DescribeEndpoint's answer; None where there is no such endpoint. Raises `JobError` for a name that cannot be."""
+    """DescribeEndpoint's answer; None where there is no such endpoint. Raises `ConfigError` for what is no name."""
     from botocore.exceptions import ClientError
 
-    if not ENDPOINT.fullmatch(name):
-        raise JobError(f"{name!r} cannot be the name of an endpoint: letters, digits and hyphens, at most 63")
+    checked("endpoint", name)
     try:
         told: dict[str, Any] = place.sagemaker.describe_endpoint(EndpointName=name)
     except ClientError as error:

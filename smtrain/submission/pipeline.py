@@ -8,7 +8,6 @@ schema of pipeline definitions (version 2020-12-01), and what SageMaker's SDK 2 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from smtrain.config.load import Source
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.inputs import upload_all
+from smtrain.job.names import checked
 from smtrain.job.request import output_uri
 from smtrain.job.stages import Chain, StagePlan, stages_of
 from smtrain.job.wheels import travelling
@@ -32,7 +32,6 @@ from smtrain.text import Say
 VERSION = "2020-12-01"
 CACHED_FOR = "P30D"
 """ISO 8601: how long a step with the same arguments is not done again."""
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,255}")
 _LARGEST = 1_048_576
 """Characters of a definition (UpsertPipeline's limit in the service's model)."""
 
@@ -78,8 +77,7 @@ def pipeline(
     if start and place.name == "local":
         raise ConfigError(["start: the control plane keeps pipelines and runs none; `smtrain run` does the stages"])
     name = config.name if name is None else name
-    if not _NAME.fullmatch(name):
-        raise ConfigError([f"name: got {name!r}; a pipeline's name is letters, digits and hyphens, at most 256"])
+    checked("pipeline", name, "name")
     chain = Chain(config, place, look=False)
     plans = [chain.plan(stage) for stage in stages_of(chain.config, place.name)]
     definition = definition_of(chain.config, plans)

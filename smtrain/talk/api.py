@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from smtrain.extras import collector_paused
 from smtrain.generation.room import refuse_too_large
 from smtrain.generation.sampling import Sampling
 from smtrain.generation.turns import Conversation
+from smtrain.job.names import checked
 from smtrain.talk.models import FoundModel, find
 from smtrain.text import Say, clean
 
@@ -193,9 +193,7 @@ def _refuse_beside_endpoint(endpoint: str, given: dict[str, Any]) -> None:
     """Raise `ConfigError` for what an endpoint has decided already, and for what cannot be its name."""
     if beside := next((key for key, value in given.items() if value is not None), None):
         raise ConfigError([f"{beside}: endpoint {endpoint} serves one model in its own way; leave one of the two out"])
-    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", endpoint):
-        raise ConfigError([f"endpoint: {endpoint!r} cannot be the name of an endpoint; it has letters, digits and "
-                           "hyphens, at most 63"])  # fmt: skip
+    checked("endpoint", endpoint)
 
 
 def _usual(settings: dict[str, Any]) -> Sampling:

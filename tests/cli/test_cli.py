@@ -34,7 +34,7 @@ SURFACE = {
         "--json",
     },
     "iam": {"policy"},
-    "check": {"--stage", "--tune", "--endpoint", "--target", "--set", "--json"},
+    "check": {"--stage", "--tune", "--endpoint", "--group", "--pipeline", "--target", "--set", "--json"},
     "run": {
         *(
             "--show-uploads",

@@ -179,6 +179,7 @@ def of_the_command_line() -> Iterator[Use]:
         ["run", "run.yaml", "--download", "run.yaml"],
         ["check", "run.yaml", "--stage", "nap"], ["check", "run.yaml", "--target", "x"],
         ["check", "run.yaml", "--endpoint", "a b"], ["iam", "policy", "run.yaml", "--endpoint", ""],
+        ["iam", "policy", "run.yaml", "--group", "a_b"], ["check", "run.yaml", "--pipeline", ""],
         ["list", "--limit", "0"], ["list", "--limit", "x"], ["list", "--target", "x"],
         ["image", "build", "run.yaml", "--print", "--push", "x"], ["image", "verify", "x", "--set", "train.lr=1"],
         ["image", "build", "run.yaml", "--context", "run.yaml"], ["image", "pull", "smtrain-no-such-image:1"],

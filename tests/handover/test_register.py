@@ -12,8 +12,11 @@ import smtrain
 from smtrain.aws.target import Target
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.sagemaker import ENDED
+from smtrain.iam.beside import Beside, asked_for
 from smtrain.local.validation import fault_of
+from smtrain.planner.resolve import load_config
 from tests.conftest import LLAMA
+from tests.iam.wire import HERE, held, recorded, told
 
 REPORT = {
     "asked": {"tasks": ["mmlu"]},
@@ -70,6 +73,14 @@ def test_a_version_says_where_it_comes_from_and_how_good_it_is(run: str) -> None
     assert told["ModelMetrics"]["ModelQuality"]["Statistics"]["S3Uri"].endswith("evaluation.json")
 
 
+def test_the_policy_of_a_group_grants_what_registering_does_and_nothing_else(run: str, raw: dict[str, Any]) -> None:
+    with recorded() as calls:
+        registered(run, group="Group-1")
+        registered(run, group="Group-1")
+    statements = list(asked_for(load_config(raw), HERE, Beside(group="Group-1")))
+    held(statements, {call for call in told(calls, "sagemaker", everywhere=True) if "Model" in call.action}, set())
+
+
 def test_a_run_is_a_version_once_in_each_group(run: str) -> None:
     first = registered(run)
     assert registered(run) == first
@@ -92,7 +103,7 @@ def test_the_request_is_what_the_services_model_takes(run: str, monkeypatch: pyt
 def test_what_cannot_be_registered_is_a_sentence(local_home: Any, run: str) -> None:
     with pytest.raises(JobError, match="there is no run of this name"):
         registered("no-such-run")
-    with pytest.raises(ConfigError, match="a model package group's name"):
+    with pytest.raises(ConfigError, match="cannot be the name of a model package group"):
         registered(run, group="no group")
     with pytest.raises(JobError, match="no GPU that smtrain knows"):
         smtrain.register(run, "ml.trn1.32xlarge", target="local")

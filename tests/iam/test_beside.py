@@ -14,17 +14,15 @@ from smtrain.aws.target import Target
 from smtrain.errors import ConfigError
 from smtrain.iam import policies
 from smtrain.iam.beside import Beside, asked_for, tracking
-from smtrain.iam.statement import Arns, Statement
 from smtrain.planner.resolve import load_config
 from smtrain.tuning.api import tuning_job
 from smtrain.tuning.managed import create, follow
 from tests.conftest import LLAMA
-from tests.iam.wire import ACCOUNT, Call, allows, recorded
+from tests.iam.wire import ACCOUNT, HERE, Call, allows, held, recorded, told
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/train"
 SERVER = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:mlflow-tracking-server/team"
 APP = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:mlflow-app/app-ABC"
-HERE = Arns("aws", "us-east-1", ACCOUNT)
 
 
 @pytest.fixture
@@ -46,22 +44,6 @@ def model(local_home: Path) -> str:
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode())
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}model.safetensors", Body=b"x" * 1000)
     return f"s3://smtrain-local/{key}"
-
-
-def told(calls: list[Call], *services: str) -> set[Call]:
-    """Those of some services, in the region of the statements: the plane has one of its own."""
-    here = (call for call in calls if call.action.partition(":")[0] in services and call.resource != "*")
-    moved = ((call.action, call.resource.split(":", 4)) for call in here)
-    return {Call(action, ":".join([*parts[:3], "us-east-1", parts[4]])) for action, parts in moved}
-
-
-def held(statements: list[Statement], calls: set[Call], unseen: set[str]) -> None:
-    """Every call is granted, and every action and statement is used but for the actions named."""
-    granted = [statement.to_dict() for statement in statements]
-    assert {call for call in calls if not any(allows(one, call) for one in granted)} == set()
-    assert {action for one in granted for action in one["Action"]} - {call.action for call in calls} == unseen
-    for one in granted:
-        assert set(one["Action"]) <= unseen or any(allows(one, call) for call in calls), one
 
 
 def test_an_endpoint_uses_what_is_granted_and_nothing_else(on_aws: dict[str, Any], model: str) -> None:
@@ -112,7 +94,7 @@ def test_the_role_of_an_endpoint_may_be_taken_by_the_scheduler_to_delete_it_alon
         ]),
         ("DeleteEndpointInTime", [f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:endpoint/served"]),
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="endpoint: 'a b' cannot be a name"):
+    with pytest.raises(ConfigError, match="endpoint: 'a b' cannot be the name of an endpoint"):
         policies(on_aws, endpoint="a b")
 
 

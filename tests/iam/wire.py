@@ -12,12 +12,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from botocore.httpsession import URLLib3Session
 
+from smtrain.iam.statement import Arns, Statement
+
 ACCOUNT = "123456789012"
+HERE = Arns("aws", "us-east-1", ACCOUNT)
 # what an operation is about, by a word of its name; the longer words first
 _KINDS = {
     "HyperParameterTuningJob": ("HyperParameterTuningJobName", "hyper-parameter-tuning-job"),
     "EndpointConfig": ("EndpointConfigName", "endpoint-config"), "Endpoint": ("EndpointName", "endpoint"),
-    "Model": ("ModelName", "model"),
+    "ModelPackageGroup": ("ModelPackageGroupName", "model-package-group"),
+    "DescribeModelPackage": ("ModelPackageName", "model-package"),
+    "CreateModelPackage": ("ModelPackageGroupName", "model-package-group"), "ListModelPackages": ("", ""),
+    "Model": ("ModelName", "model"), "Pipeline": ("PipelineName", "pipeline"),
 }  # fmt: skip
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/aws4_request")
 
@@ -38,7 +44,7 @@ def recorded() -> Iterator[list[Call]]:
     send = URLLib3Session.send
 
     def noting(self: Any, request: Any) -> Any:
-        calls.append(told(request))
+        calls.append(call_of(request))
         return send(self, request)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +52,7 @@ def recorded() -> Iterator[list[Call]]:
         yield calls
 
 
-def told(request: Any) -> Call:
+def call_of(request: Any) -> Call:
     signed = request.headers["Authorization"]
     found = _SCOPE.search(signed.decode() if isinstance(signed, bytes) else signed)
     assert found, signed
@@ -71,6 +77,7 @@ def told(request: Any) -> Call:
     kind = next((kind for word, kind in _KINDS.items() if word in operation), None)
     if service == "sagemaker" and kind and (found := re.search(rf'"{kind[0]}"\s*:\s*"([^"]+)"', body)):
         resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:{kind[1]}/{found[1].lower()}"
+        resource = found[1] if found[1].startswith("arn:") else resource
     elif named and service == "sagemaker":
         resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{(named[1] or named[2]).lower()}"
     elif named:
@@ -106,3 +113,21 @@ def allows(statement: dict[str, Any], call: Call) -> bool:
 
 def _like(pattern: str, text: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text) is not None
+
+
+def told(calls: list[Call], *services: str, everywhere: bool = False) -> set[Call]:
+    """Those of some services, in the region of the statements (the plane has another); with `everywhere` also those of
+    no resource."""
+    here = {call for call in calls if call.action.partition(":")[0] in services}
+    moved = ((call.action, call.resource.split(":", 4)) for call in here if call.resource != "*")
+    found = {Call(action, ":".join([*parts[:3], HERE.region, parts[4]])) for action, parts in moved}
+    return found | {call for call in here if everywhere and call.resource == "*"}
+
+
+def held(statements: list[Statement], calls: set[Call], unseen: set[str]) -> None:
+    """Every call is granted, and every action and statement is used but for the actions named."""
+    granted = [statement.to_dict() for statement in statements]
+    assert {call for call in calls if not any(allows(one, call) for one in granted)} == set()
+    assert {action for one in granted for action in one["Action"]} - {call.action for call in calls} == unseen
+    for one in granted:
+        assert set(one["Action"]) <= unseen or any(allows(one, call) for call in calls), one

@@ -86,7 +86,7 @@ def test_the_caller_may_tune_and_deploy_or_is_told_what_not(raw: dict[str, Any],
     assert fault.text.startswith(
         f"you may not {no} on arn:aws:sagemaker:us-east-1:123456789012:hyper-parameter-tuning-job/"
     )
-    assert "--caller` prints, with the same --tune and --endpoint" in fault.remedy
+    assert "--caller` prints with the same options" in fault.remedy
     for answers, why in (
         ({}, "you may not iam:GetRole"),
         ({"iam_GetRole": "NoSuchEntity"}, "IAM knows no role training"),

@@ -121,7 +121,7 @@ def test_one_for_a_while_deletes_itself_by_the_planes_clock(model: str) -> None:
 def test_wrong_arguments_are_sentences(model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="less than an endpoint takes"):
         smtrain.deploy(model, "ml.g6e.xlarge", seconds=60, target="local")
-    with pytest.raises(JobError, match="cannot be the name"):
+    with pytest.raises(ConfigError, match="cannot be the name"):
         smtrain.deploy(model, "ml.g6e.xlarge", name="a b", target="local")
     with pytest.raises(JobError, match="no run or job"):
         smtrain.deploy("no-such-run", "ml.g6e.xlarge", target="local")

@@ -15,7 +15,10 @@ from smtrain.aws.target import Target
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.handle.job import Job
+from smtrain.iam.beside import Beside, asked_for, of_the_role
 from smtrain.local.validation import fault_of
+from smtrain.planner.resolve import load_config
+from tests.iam.wire import ACCOUNT, HERE, Call, allows, held, recorded, told
 
 NAMED = re.compile(r"Steps\.(\w+)\.ModelArtifacts\.S3ModelArtifacts")
 Config = dict[str, Any]
@@ -80,10 +83,30 @@ def test_it_is_created_once_then_updated_and_another_run_cannot_take_its_name(co
         upserted(config | {"name": "another"})
 
 
+def test_the_policy_of_a_pipeline_grants_what_making_it_does_and_nothing_else(config: Config) -> None:
+    with recorded() as calls:
+        for steps in (2, 3):
+            made(config | {"train": config["train"] | {"steps": steps}}, name="Piped-1", upsert=True)
+    statements = list(asked_for(load_config(config), HERE, Beside(pipeline="Piped-1")))
+    following = statements.pop()
+    unseen = {"sagemaker:AddTags", "sagemaker:StartPipelineExecution"}  # with the creation; the plane runs none
+    held(statements, {call for call in told(calls, "sagemaker") if "Pipeline" in call.action}, unseen)
+    step = Call("sagemaker:DescribeTrainingJob", HERE.arn("sagemaker", "training-job/pipelines-abc-train-DeF"))
+    role = config | {
+        "compute": {**config["compute"], "role": f"arn:aws:iam::{ACCOUNT}:role/train", "region": "us-east-1"}
+    }
+    of_role = {s.sid: s for s in of_the_role(load_config(role), HERE, Beside(pipeline="Piped-1"))}
+    assert allows(following.to_dict(), step)
+    assert allows(of_role["RunSteps"].to_dict(), step), "the pipeline describes its own jobs"
+    assert of_role["PassItself"].resources == (f"arn:aws:iam::{ACCOUNT}:role/train",)
+
+
 def test_what_cannot_be_is_a_sentence(config: Config) -> None:
     with pytest.raises(ConfigError, match="keeps pipelines and runs none"):
         made(config, start=True)
-    with pytest.raises(ConfigError, match="letters, digits and hyphens"):
+    with pytest.raises(
+        ConfigError, match="name: 'no name' cannot be the name of a pipeline; use letters, digits and hyphens"
+    ):
         made(config, name="no name")
 
 
