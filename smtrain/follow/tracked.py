@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from smtrain.commit import commit_of, committed
 from smtrain.config.secret import Secret
-from smtrain.contract.log_lines import STEP_PATTERN, Line, step_record
+from smtrain.contract.log_lines import STEP_PATTERN, Line, machine_record, step_record
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.reading import pages
@@ -37,6 +37,7 @@ class Feeding:
         """`whole`: the follower begins with the job's first line, so nothing was before what it passes on."""
         self._job, self._say = job, say
         self._trackers: list[Buffered] = []
+        self._used: dict[str, float] = {}
         self._lock: IO[str] | None = None
         track = parse(told.get("Environment", {}).get(VARIABLE))
         if track is None or track.by != "client" or not (track.mlflow or track.wandb):
@@ -53,10 +54,17 @@ class Feeding:
             self._catch_up()
 
     def take(self, line: Line) -> None:
-        """Pass on the numbers of a step's line."""
-        if self._trackers and (record := step_record(line.text)):
+        """Pass on the numbers of a step's line; what hosts said of their machines since the last one goes with it."""
+        if not self._trackers:
+            return
+        if used := machine_record(line.text):
+            self._used |= {f"system/{line.host}/{name}": value for name, value in used.items()}
+        elif record := step_record(line.text):
+            numbers = dict(record)
+            if "loss" in record:
+                numbers, self._used = {**record, **self._used}, {}
             for tracker in self._trackers:
-                tracker.log(TrackedStep(int(record["step"]), line.timestamp, record))
+                tracker.log(TrackedStep(int(record["step"]), line.timestamp, numbers))
 
     def close(self, status: str | None) -> None:
         """Send what a filter of the view kept away, and what is left; says what could not be sent."""
