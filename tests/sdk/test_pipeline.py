@@ -30,12 +30,10 @@ from sagemaker.workflow.retry import SageMakerJobExceptionTypeEnum, SageMakerJob
 from sagemaker.workflow.steps import CacheConfig, ConfigurableRetryStep, StepTypeEnum
 
 # What a stage finds is what the stages before it left.
-SCRIPT = """
-cd ${SMTRAIN_ML_ROOT:-/opt/ml}
-echo left > model/note
-[ ! -d checkpoints ] || echo left > checkpoints/note
-find input/data -name note | sort | tr "\\n" " "
-"""
+SCRIPT = "; ".join([
+    "cd ${SMTRAIN_ML_ROOT:-/opt/ml}", "echo left > model/note", "[ ! -d checkpoints ] || echo left > checkpoints/note",
+    "find input/data -name note | sort",
+])  # fmt: skip
 
 
 class GivenStep(ConfigurableRetryStep):  # type: ignore[misc]  # of a package that this environment lacks
