@@ -18,9 +18,7 @@ from smtrain.tracking.settings import VARIABLE
 from tests.tracking.test_buffer import Server
 
 
-def test_the_use_of_machines_goes_with_the_next_step(
-    local_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_use_of_machines_goes_with_the_next_step(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     monkeypatch.setattr(smtrain.follow.tracked, "open_trackers", lambda *_: [Buffered(server, print)])
     job = Job("run-train-0123abcd", Target("local"))
