@@ -127,8 +127,8 @@ def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]
     if group := beside.group:
         versions = _spelled(a, "model-package", group, "/*")
         groups = _spelled(a, "model-package-group", group)
-        making = ("sagemaker:CreateModelPackageGroup", "sagemaker:DescribeModelPackageGroup")
-        yield Statement("MakeGroup", making, groups)
+        grouping = ("sagemaker:CreateModelPackageGroup", "sagemaker:DescribeModelPackageGroup")
+        yield Statement("MakeGroup", grouping, groups)
         yield Statement("Register", ("sagemaker:CreateModelPackage",), (*groups, *versions))
         yield Statement("LookAtVersions", ("sagemaker:DescribeModelPackage",), versions)
         yield Statement("FindVersions", ("sagemaker:ListModelPackages",), ("*",))

@@ -37,7 +37,7 @@ h1{font-size:1.6rem;margin:.2em 0}h2{font-size:1.15rem;margin:2em 0 .5em;border-
 th,td{text-align:left;padding:.3em .7em .3em 0;border-bottom:1px solid var(--edge);vertical-align:top;
 overflow-wrap:normal}
 .pairs{table-layout:fixed}.pairs td{overflow-wrap:anywhere}.pairs td:first-child{width:38%}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.one{white-space:nowrap}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1rem}
 figure{margin:0}svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
 svg .grid{stroke:var(--edge);fill:none}svg .axis{stroke:var(--dim);fill:none}
@@ -143,9 +143,9 @@ def _machines(run: RunAccount) -> str:
         for key in known:
             values = [record[key] for record in told if key in record]
             mean, high = (sum(values) / len(values), max(values)) if values else (0.0, 0.0)
-            above = f" (up to {written(key, high)})" if high > 1.1 * mean and high > 0.1 else ""
-            cells.append(_n(f"{written(key, mean)}{above}" if values else ""))
-        rows.append([_text(host), *cells])
+            above = f"up to {written(key, high)}" if high > 1.1 * mean and high > 0.1 else ""
+            cells.append(_n(written(key, mean) if values else "", above))
+        rows.append([f'<td class="one">{_text(host)}</td>', *cells])
     return _table(["host", *(f"> {NAMES[key]}" for key in known)], rows) if rows else ""
 
 
@@ -280,8 +280,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="wide"><table{kind}>{top}<tbody>{body}</tbody></table></div>'
 
 
-def _n(text: str) -> str:
-    return f'<td class="n">{_text(text)}</td>'
+def _n(text: str, below: str = "") -> str:
+    return f'<td class="n">{_text(text)}' + (f'<br><span class="dim">{_text(below)}</span>' if below else "") + "</td>"
 
 
 def _measure(told: dict[str, Any]) -> str:
