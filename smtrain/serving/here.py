@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -62,7 +63,7 @@ def serve(
     _refuse_taken(host, port)
     folder = found.fetch(say).resolve()
     command = [*command_of(chosen, found, folder, host, port), *more]
-    process = subprocess.Popen(command, env={**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"})
+    process = subprocess.Popen(command, env=environment_of(chosen))
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         url = f"http://{host}:{port}"
@@ -94,6 +95,17 @@ def command_of(server: Server, model: FoundModel, folder: Path, host: str, port:
     rank = max(8, int(model.described.get("r", 16)))
     lora = ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name[1]}={folder}"]
     return [str(_program("vllm")), "serve", base, *at, *lora]
+
+
+def environment_of(server: Server) -> dict[str, str]:
+    """What the server gets: it tells nobody that it runs."""
+    if server == "transformers":
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        # Without this folder its list of models, which most clients ask for first, is an error 500.
+        with contextlib.suppress(OSError):
+            Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)
+    return {**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
 
 
 def name_of(server: Server, model: FoundModel, folder: Path) -> str:

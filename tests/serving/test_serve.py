@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.errors import ConfigError, SmtrainError
-from smtrain.serving.here import command_of, serve, servers
+from smtrain.serving.here import command_of, environment_of, serve, servers
 from smtrain.talk.models import FoundModel
 from tests.ports import free_port
 
@@ -27,7 +27,9 @@ def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "--port", str(port), "--server", "transformers"], stdout=out, stderr=out, start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(tmp_path / "no/cache"),
+            },
         )  # fmt: skip
     try:
         until = time.monotonic() + 300
@@ -40,6 +42,7 @@ def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path]
                 model=str(trained_inputs["model"]), prompt="the red fox", max_tokens=4, temperature=0
             )
             assert answer.choices[0].text
+            assert list(client.models.list()) == [], "without a cache of the hub's it knows none by name"
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     finally:
@@ -74,3 +77,11 @@ def test_a_folder_that_is_no_model_is_said_before_a_package_that_lacks(
     monkeypatch.setattr("smtrain.serving.here.servers", list)
     with pytest.raises(SmtrainError, match=r"config\.json"):
         serve(str(tmp_path))
+
+
+def test_transformers_server_finds_a_cache_to_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "no/cache"))
+    environment_of("vllm")
+    assert not (tmp_path / "no").exists()
+    assert environment_of("transformers")["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    assert (tmp_path / "no/cache").is_dir()
