@@ -24,12 +24,11 @@ def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path]
         pytest.skip("transformers' server needs fastapi and uvicorn")
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-c", "from smtrain.cli import main; main()", "serve", str(trained_inputs["model"])]
+    own = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(tmp_path / "no/cache")}
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "--port", str(port), "--server", "transformers"], stdout=out, stderr=out, start_new_session=True,
-            env={
-                **os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(tmp_path / "no/cache"),
-            },
+            env={**os.environ, **own},
         )  # fmt: skip
     try:
         until = time.monotonic() + 300
