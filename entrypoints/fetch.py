@@ -1,42 +1,34 @@
-"""Stage fetch: a model of the Hugging Face hub -> its files in the model folder, as the other stages read them."""
+"""Stage fetch: a model of a hub -> its files in the model folder, as the other stages read them."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Collection
 from glob import escape
+from pathlib import Path
 
 from token_by_name import read
 
 from smtrain.config import JobConfig
-from smtrain.config.checks import HUB
+from smtrain.config.checks_hub import HUB
 from smtrain.contract.container import Container
 from smtrain.errors import SmtrainError
+from smtrain.model import modelscope
 from smtrain.model.hf_folder import SOURCE, wanted, weights_in
 from smtrain.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import HfApi, constants, snapshot_download
-
     found = HUB.fullmatch(config.model.path)
     assert found, config.model.path
-    name, revision = found.groups()
-    token = read(config.model.token) if config.model.token else False
+    hub, name, revision = found.groups()
+    token = read(config.model.token) if config.model.token else None
+    fetch = from_modelscope if hub == "modelscope" else from_hugging_face
+    asked = {"model": name, "revision": revision or ("master" if hub == "modelscope" else "main")}
     try:
-        about = HfApi(token=token).model_info(name, revision=revision or "main")
-        files = [item.rfilename for item in about.siblings or []]
-        if config.model.init == "weights" and config.model.weights is None and weights_in(files) is None:
-            raise SmtrainError(
-                f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a revision or a "
-                "model that has one"
-            )
-        snapshot_download(
-            name, revision=about.sha, local_dir=container.model_dir, token=token,
-            allow_patterns=[escape(file) for file in wanted(files, config.model.weights is None)],
-        )  # fmt: skip
+        source = fetch(config, name, asked["revision"], container.model_dir, token)
     except SmtrainError:
         raise
     except Exception as error:  # the hub's refusals, and the network's as its client has them
@@ -44,11 +36,45 @@ def stage(config: JobConfig, container: Container) -> None:
             f"{config.model.path} could not be fetched ({type(error).__name__}); check its name and revision, and for "
             "a gated model that its licence was accepted, and model.token"
         ) from None
-    shutil.rmtree(container.model_dir / ".cache", ignore_errors=True)
-    asked = {"endpoint": constants.ENDPOINT, "model": name, "revision": revision or "main", "commit": about.sha}
-    (container.model_dir / SOURCE).write_text(json.dumps(asked, indent=2) + "\n")
+    told = {"endpoint": source["endpoint"], **asked, "commit": source["commit"]}
+    told |= {"hub": hub} if hub == "modelscope" else {}
+    (container.model_dir / SOURCE).write_text(json.dumps(told, indent=2) + "\n")
     files = sorted(path.name for path in container.model_dir.iterdir())
-    print(f"fetched {name} at commit {about.sha}: {', '.join(files)}", flush=True)
+    print(f"fetched {name} at commit {source['commit']}: {', '.join(files)}", flush=True)
+
+
+def from_hugging_face(
+    config: JobConfig, name: str, revision: str, folder: Path, token: str | None
+) -> dict[str, str | None]:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    about = HfApi(token=token or False).model_info(name, revision=revision)
+    files = _chosen(config, [item.rfilename for item in about.siblings or []])
+    snapshot_download(
+        name, revision=about.sha, local_dir=folder, token=token or False,
+        allow_patterns=[escape(file) for file in files],
+    )  # fmt: skip
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    return {"endpoint": constants.ENDPOINT, "commit": about.sha}
+
+
+def from_modelscope(
+    config: JobConfig, name: str, revision: str, folder: Path, token: str | None
+) -> dict[str, str | None]:
+    commit, files = modelscope.listed(name, revision, token)
+    chosen = set(_chosen(config, [file.path for file in files]))
+    modelscope.fetch(name, [file for file in files if file.path in chosen], folder, token)
+    return {"endpoint": modelscope.site(), "commit": commit}
+
+
+def _chosen(config: JobConfig, files: Collection[str]) -> list[str]:
+    if config.model.init == "weights" and config.model.weights is None and weights_in(files) is None:
+        raise SmtrainError(
+            f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a revision or a "
+            "model that has one"
+        )
+    return wanted(files, config.model.weights is None)
 
 
 if __name__ == "__main__":

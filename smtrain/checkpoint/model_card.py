@@ -65,7 +65,8 @@ def _base(base: Place, path: str | None) -> str | None:
         said = json.loads(_text(base, SOURCE)) if SOURCE in base.files() else {}
     except ValueError:
         return None
-    return hub_name(said.get("model")) if isinstance(said, dict) else None
+    elsewhere = not isinstance(said, dict) or said.get("hub") == "modelscope"  # names there are not the hub's
+    return None if elsewhere else hub_name(said.get("model"))
 
 
 def _text(base: Place, file: str) -> str:

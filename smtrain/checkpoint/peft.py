@@ -20,7 +20,7 @@ from smtrain.model.card import README
 from smtrain.model.layout import Layout
 from smtrain.model.lora import Lora
 
-_HUB = re.compile(r"hf://([^@]+)(?:@(.+))?")
+_HUB = re.compile(r"(hf|modelscope)://([^@]+)(?:@(.+))?")
 
 
 def write_peft(
@@ -66,8 +66,8 @@ def peft_config(lora: Lora, base: str | None) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": hub[1] if hub else base,
-        "revision": hub[2] if hub else None,
+        "base_model_name_or_path": hub[2] if hub else base,
+        "revision": hub[3] if hub and hub[1] == "hf" else None,  # peft asks the Hugging Face hub
         "r": lora.rank,
         "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
         "lora_dropout": lora.dropout,

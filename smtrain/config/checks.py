@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.config.checks_cluster import cluster_faults
 from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared_faults, template_faults
 from smtrain.config.checks_engine import engine_faults
+from smtrain.config.checks_hub import HUB, hub_faults
 from smtrain.config.checks_places import place_faults
 from smtrain.config.checks_tasks import task_faults
 from smtrain.config.checks_validation import validation_faults, validation_path_faults
@@ -17,11 +17,8 @@ from smtrain.config.checks_weights import file_faults, shape_and_run, weights_fa
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
+from smtrain.contract.uris import HUBS
 from smtrain.facts.models import positions
-
-HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-"""A model of the Hugging Face hub: its id, and a revision."""
-
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp",
@@ -149,9 +146,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
             "compute.keep_alive: warm pools have no spot machines; set only one of the two",
         )
 
-    token = config.model.token
-    if token and (token.secret is None) == (token.ssm is None):
-        yield {"model.token"}, "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"
+    yield from hub_faults(config)
     wandb_key = config.track.wandb.key if config.track.wandb else None
     if wandb_key and (wandb_key.secret is None) == (wandb_key.ssm is None):
         yield {"track.wandb"}, "track.wandb.key: must name one of secret (Secrets Manager) and ssm (a parameter)"
@@ -159,17 +154,6 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         yield (
             {"track.by", "network.isolation"},
             "track.by: a job with network.isolation cannot reach a tracker; set track.by: client",
-        )
-    hub = [path for path in (config.model.path, *(s.path for s in config.data.all_sources)) if path.startswith("hf://")]
-    if token and not hub:
-        yield (
-            {"model.token", "model.path"},
-            "model.token: has no effect unless the model or the data is on the hub (hf://)",
-        )
-    if config.network.isolation and config.model.path.startswith("hf://"):
-        yield (
-            {"network.isolation", "model.path"},
-            "network.isolation: keeps the fetch stage from the hub; fetch the model once without it, and give its s3://",
         )
     if compute.spot and not config.checkpoint.resume:
         yield (
@@ -221,9 +205,7 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
     yield from task_faults(config)
     yield from prepared_faults(config)
     if "://" in config.model.path:
-        if config.model.path.startswith("hf://"):
-            if not HUB.fullmatch(config.model.path):
-                yield {"model.path"}, f"model.path: {config.model.path} must look like hf://organization/model@revision"
+        if config.model.path.startswith(HUBS):
             longest = positions(config.model.path)
             if longest is not None and longest < config.train.seq_len:
                 yield (
@@ -232,7 +214,10 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
                     f"{config.model.path.removeprefix('hf://')}; use at most that",
                 )
         elif not config.model.path.startswith(("s3://", "demo://", *readable_schemes(config.target))):
-            yield {"model.path"}, f"model.path: {config.model.path} is neither a folder, s3://, hf:// nor demo://"
+            yield (
+                {"model.path"},
+                f"model.path: {config.model.path} is neither a folder, s3://, hf://, modelscope:// nor demo://",
+            )
         return
     folder = Path(config.model.path)
     if not folder.is_dir():

@@ -30,12 +30,12 @@ class Model(Section):
 
     path: str
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
-    demo://smollm2 or demo://tiny-llama."""
+    modelscope://organization/model@revision, demo://smollm2 or demo://tiny-llama."""
     weights: str | None = None
     """Where the weights are, if not in `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
     Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
     token: Secret | None = None
-    """The Hugging Face token that gated or private hf:// models and data need."""
+    """The token that gated or private hf:// models and data, or a modelscope:// model, need."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
 

@@ -1,6 +1,9 @@
-"""The two parts of a URI, for the client, the control plane and the container alike."""
+"""The parts of a URI, for the client, the control plane and the container alike."""
 
 from __future__ import annotations
+
+HUBS = ("hf://", "modelscope://")
+"""Where stage fetch gets a model from: the Hugging Face hub, or a mirror of it, and ModelScope."""
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import local_data_faults
 from smtrain.config.training import Train
-from smtrain.contract.uris import split_uri
+from smtrain.contract.uris import HUBS, split_uri
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.instance_types import type_faults
@@ -72,7 +72,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
     uploads: dict[str, Upload] = {}
 
     def place(path: str | None, kind: str) -> str | None:
-        if path is None or path.startswith(("s3://", "hf://", "fsx://", "efs://")):
+        if path is None or path.startswith(("s3://", *HUBS, "fsx://", "efs://")):
             return path
         if (there := target.in_place(path)) and not path.startswith("demo://"):
             return there
@@ -193,7 +193,7 @@ def _materialised(path: str) -> Path | str:
 
         found: Path = materialise(path)
         return found
-    return path if path.startswith(("s3://", "hf://", "file://")) else Path(path)
+    return path if path.startswith(("s3://", *HUBS, "file://")) else Path(path)
 
 
 def _described(folder: Path) -> dict[str, Any]:

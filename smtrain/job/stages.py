@@ -10,6 +10,7 @@ from typing import Any
 from smtrain.aws.target import TargetName
 from smtrain.config import STAGES, JobConfig, Stage
 from smtrain.config.schema import VALIDATION_CHANNEL, digest, text_channels
+from smtrain.contract.uris import HUBS
 from smtrain.errors import ConfigError, JobError
 from smtrain.handle.job import Job
 from smtrain.handle.listing import attempts_at, jobs_of, list_jobs
@@ -50,7 +51,7 @@ def stages_of(config: JobConfig, target: TargetName | None = None) -> list[Stage
     Graphs are compiled ahead where `compute.compile_ahead` asks for it, and not on this machine, which has no compiler.
     """
     skipped: set[str] = set()
-    if not config.model.path.startswith("hf://"):
+    if not config.model.path.startswith(HUBS):
         skipped.add("fetch")
     if config.data.prepared:
         skipped.add("prepare")
@@ -153,13 +154,11 @@ class Chain:
 
     def _inputs(self, stage: Stage) -> dict[str, str]:
         if stage == "fetch":
-            if not self.config.model.path.startswith("hf://"):
-                raise ConfigError(
-                    [f"model.path: {self.config.model.path} is not on the hub; there is nothing to fetch"]
-                )
+            if not self.config.model.path.startswith(HUBS):
+                raise ConfigError([f"model.path: {self.config.model.path} is not on a hub; there is nothing to fetch"])
             return {}
         found = self.config.model.path
-        found = self._needs(stage, "fetch") if found.startswith("hf://") else found
+        found = self._needs(stage, "fetch") if found.startswith(HUBS) else found
         # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
         model = f"{found.rstrip('/')}/"
         named = self.config.model.weights

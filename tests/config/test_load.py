@@ -103,7 +103,10 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
             {"export": {"megatron": True}, "train": {"adapter": {"rank": 4}}},
             "export.megatron: Megatron has no form for",
         ),
-        ({"model": {"path": "http://x/y"}}, "model.path: http://x/y is neither a folder, s3://, hf:// nor demo://"),
+        (
+            {"model": {"path": "http://x/y"}},
+            "model.path: http://x/y is neither a folder, s3://, hf://, modelscope:// nor demo://",
+        ),
     ],
 )
 def test_impossible_combinations_are_refused(raw: dict[str, Any], change: dict[str, Any], sentence: str) -> None:

@@ -192,7 +192,7 @@ def test_the_remedy_is_a_name_and_one_name_only(raw: dict[str, Any]) -> None:
     for token in ({}, {"secret": "a", "ssm": "b"}):
         with pytest.raises(smtrain.ConfigError, match=r"model\.token: must name one of secret"):
             smtrain.load_config({**hub, "model": {"path": "hf://org/model", "token": token}})
-    with pytest.raises(smtrain.ConfigError, match=r"has no effect unless the model or the data is on the hub"):
+    with pytest.raises(smtrain.ConfigError, match=r"has no effect unless the model or the data is on a hub"):
         smtrain.load_config({**raw, "model": {**raw["model"], "token": {"ssm": "/hf"}}})
     with pytest.raises(smtrain.ConfigError, match=r"must look like hf://organization/model@revision"):
         smtrain.load_config({**hub, "model": {"path": "hf://model"}})
