@@ -116,8 +116,10 @@ class ModelShape:
         kind = config.get("model_type")
         family = FAMILIES.get(str(kind))
         if family is None:
+            experts = " (a mixture of experts)" if any("expert" in key for key in config) else ""
             raise CheckpointError(
-                f"config.json has model_type {kind!r}, which smtrain cannot train: take one of {', '.join(FAMILIES)}"
+                f"config.json has model_type {kind!r}{experts}, which smtrain cannot train: take one of "
+                f"{', '.join(FAMILIES)}"
             )
         named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
         got = {

@@ -107,6 +107,10 @@ def test_every_reason_against_a_mesh_is_given() -> None:
     [
         ({"model_type": "mamba"}, "'mamba', which smtrain cannot train: take one of llama, qwen2, qwen3, mistral"),
         ({"model_type": None}, "None, which smtrain cannot train"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8},
+            "'qwen3_moe' (a mixture of experts), which smtrain cannot train: take one of llama",
+        ),
         ({"hidden_size": None}, "hidden_size = None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
