@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from smtrain.checkpoint import nnm_names
+from smtrain.checkpoint.conversion_manifest import read_manifest
 from smtrain.checkpoint.hf import read_config
 from smtrain.checkpoint.megatron import FOLDER, MegatronSource, iteration, rank_files
 from smtrain.checkpoint.nnm import NNMSource
@@ -45,11 +47,24 @@ def open_megatron(
 def _config(where: Place, at: Place) -> dict[str, Any]:
     for beside in (where, at):
         if "config.json" in beside.files():
-            return read_config(beside)
+            return _vouched(beside)
     root, _, name = str(where).rstrip("/").rpartition("/")
     if root and FOLDER.fullmatch(name) and "config.json" in (above := place(root)).files():
-        return read_config(above)
+        return _vouched(above)
     raise CheckpointError(
         f"{where} has no config.json, as Megatron writes none; copy the model's into it, or name its folder with "
         "--config (config=)."
     )
+
+
+def _vouched(beside: Place) -> dict[str, Any]:
+    """config.json, which says where the vocabulary ends and its padding begins: so it must be the one that was written,
+    where a manifest of ours tells."""
+    about = read_manifest(beside).get("files", {}).get("config.json", {})
+    held = beside.read("config.json", 0, beside.files()["config.json"])
+    if "sha256" in about and hashlib.sha256(held).hexdigest() != about["sha256"]:
+        raise CheckpointError(
+            f"{beside}/config.json is not what was written with the weights, of whose vocabulary it tells the end; "
+            "convert the model again, or name the folder of the right one with --config (config=)."
+        )
+    return read_config(beside)

@@ -1,12 +1,18 @@
-"""Model shapes for layout and checkpoint tests, as hypothesis draws them."""
+"""Model shapes for layout and checkpoint tests, as hypothesis draws them.
+
+$SMTRAIN_EXAMPLES multiplies how many are tried of each.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from hypothesis import strategies as st
 
 from smtrain.model.families import FAMILIES
+
+MORE = int(os.environ.get("SMTRAIN_EXAMPLES", "1"))
 
 
 @st.composite

@@ -23,7 +23,7 @@ from smtrain.checkpoint.summary import inspect, verify
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
 from tests.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
-from tests.checkpoint.models import configs
+from tests.checkpoint.models import MORE, configs
 
 FOUR = {**LLAMA, "num_hidden_layers": 4}
 TIED = {**FOUR, "tie_word_embeddings": True}
@@ -37,7 +37,7 @@ def legacy(folder: Path, tp: int = 0, pp: int | None = None) -> dict[str, Any]:
     return held
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40 * MORE, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), config=configs().map(lambda config: {**config, "use_parallel_residual": False}))
 def test_a_model_comes_back_from_any_form_and_mesh(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]
@@ -189,7 +189,7 @@ def test_layers_may_stand_for_themselves_and_halves_apart(tmp_path: Path) -> Non
     [
         (lambda at: (at / "config.json").unlink(), "has no config.json, as Megatron writes none"),
         (lambda at: (at / "latest_checkpointed_iteration.txt").write_text("9"), "there is no such folder"),
-        (lambda at: shutil.rmtree(at / "iter_0000001/mp_rank_01_000"), "mp_rank_01_000/model_optim_rng.pt is missing"),
+        (lambda at: shutil.rmtree(at / "iter_0000001/mp_rank_01_000"), "lacks the file of tp rank 1, pp rank 0"),
         (
             lambda at: rewrite(at, lambda h: h["model"].update({"decoder.layers.0.mlp.router.weight": torch.zeros(2)})),
             "no parameter of a llama model",
@@ -209,9 +209,42 @@ def test_layers_may_stand_for_themselves_and_halves_apart(tmp_path: Path) -> Non
 )
 def test_what_is_not_whole_or_of_another_model_is_named(tmp_path: Path, change: Any, words: str) -> None:
     convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to="megatron", form="torch", tp=2, pp=2)
+    (tmp_path / "mg/manifest.json").unlink()  # Megatron writes none
     change(tmp_path / "mg")
     with pytest.raises(CheckpointError, match=words):
         weights_of(open_weights(tmp_path / "mg"))
+
+
+@pytest.mark.parametrize(
+    "told", [{"to": "megatron"}, {"to": "megatron", "form": "torch", "tp": 2}, {"to": "nemo-megatron", "tp": 2}]
+)
+def test_a_vocabulary_is_not_cut_by_a_damaged_config(tmp_path: Path, told: Any) -> None:
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", **told)
+    file = tmp_path / "mg/config.json"
+    for size in ("4 ", "41"):  # a flipped bit; and more words than there are, of which the padding has room for some
+        file.write_text(file.read_text().replace('"vocab_size": 40', f'"vocab_size": {size}'))
+        with pytest.raises(CheckpointError, match=r"config.json is not what was written .*--config"):
+            open_weights(tmp_path / "mg")
+        file.write_text(file.read_text().replace(f'"vocab_size": {size}', '"vocab_size": 40'))
+    file.write_text(json.dumps({**FOUR, "rope_theta": 500000.0}))
+    again = open_weights(tmp_path / "mg", json.loads(file.read_text()))
+    assert same(weights_of(again), random_weights(FOUR))
+
+
+def test_forms_that_are_not_read_are_named(tmp_path: Path) -> None:
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to="megatron", form="torch")
+    at = tmp_path / "mg/iter_0000001"
+    (at / "mp_rank_00").rename(at / "mp_rank_00_000_000")
+    with pytest.raises(CheckpointError, match="is a mixture of experts, which smtrain cannot read yet"):
+        open_weights(tmp_path / "mg")
+    shutil.rmtree(at / "mp_rank_00_000_000")
+    (at / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
+    with pytest.raises(CheckpointError, match=r"in Megatron's old form 'zarr'; save it as torch_dist or torch"):
+        open_weights(tmp_path / "mg")
+    (at / "metadata.json").unlink()
+    (at / ".metadata").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"has no metadata\.json, which Megatron writes last"):
+        open_weights(tmp_path / "mg")
 
 
 def test_a_tied_head_that_differs_is_told(tmp_path: Path) -> None:
