@@ -19,6 +19,10 @@ warnings.filterwarnings("ignore")
 
 
 def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
+    if any(case["spec"] == "te" for case in cases):
+        from tests.checkpoint.te_stand_in import install
+
+        install()
     import megatron.core.tensor_parallel.random as mrandom
     import torch
     import torch.distributed as dist
@@ -49,7 +53,10 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.enums import ModelType
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_layer_local_spec,
+        get_gpt_layer_with_transformer_engine_spec,
+    )
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -71,7 +78,10 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         gradient_accumulation_fusion=False, layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
         tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
     )  # fmt: skip
-    spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
+    if asked["spec"] == "te":
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
+    else:
+        spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
     model = GPTModel(
         config, spec, vocab_size=asked["padded"], max_sequence_length=64,
         position_embedding_type="learned_absolute" if gpt2 else "rope",

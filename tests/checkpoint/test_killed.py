@@ -32,6 +32,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 HOW |= {"torch": {"to": "megatron", "form": "torch", "pp": 2}, "torch_dist": {"to": "megatron"}}
 HOW |= {"nnm": {"to": "nemo-megatron", "form": "xser", "release": "2.15"}}
+HOW |= {"nnm-ckpt": {"to": "nemo-megatron", "tp": 2, "pp": 2}}
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])  # it imports torch
 
