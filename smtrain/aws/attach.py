@@ -7,6 +7,7 @@ import re
 
 from smtrain.aws.target import Target, TargetName
 from smtrain.errors import ConfigError
+from smtrain.extras import present
 
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
 
@@ -15,7 +16,7 @@ def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
     """(job name, target) of a name or an ARN. Asks nobody over a network.
 
     Without any word for it the job is local if this machine's control plane keeps one of this name, or if there are
-    no AWS credentials to look elsewhere with.
+    no AWS credentials to look elsewhere with, and a control plane is installed.
     """
     region = None
     if arn := _ARN.fullmatch(name):
@@ -25,7 +26,7 @@ def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
     if word not in (None, "", "local", "aws"):
         raise ConfigError([f"SMTRAIN_TARGET is {word!r}; it must be local or aws"])
     if not word:
-        word = "local" if _kept_here(name) or not _has_credentials() else "aws"
+        word = "local" if _kept_here(name) or (present("moto") and not _has_credentials()) else "aws"
     return name, Target("local") if word == "local" else Target("aws", region)
 
 

@@ -51,6 +51,17 @@ def test_a_wrong_word_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch
         place_of("a-train-00000001")
 
 
+def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert place_of("a-train-00000001")[1].name == "local"
+    monkeypatch.setattr("smtrain.aws.attach.present", lambda package: package != "moto")
+    assert place_of("a-train-00000001")[1].name == "aws", "who has installed no control plane has jobs on AWS alone"
+
+
 def test_what_is_sagemakers_alone_says_so() -> None:
     with pytest.raises(ConfigError, match="slurm has no SageMaker API"):
         sagemaker(SlurmPlace(Cluster(shared="/fsx/b")))
