@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 import smtrain
+from smtrain.aws.target import Target
 from smtrain.checkpoint.open import open_weights
 from smtrain.job.model_files import is_model_file, is_weights_file
 from tests.checkpoint.folders import same, weights_of
@@ -55,6 +56,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples/migrate-from-neuronx-nemo-megatr
 MEGATRON: dict[str, Any] = {"name": "from-megatron", "compute": {"processes_per_instance": 1}}
 
 
+def in_s3(folder: Path, prefix: str) -> str:
+    s3 = Target("local").s3
+    for path in folder.rglob("*"):
+        if path.is_file():
+            s3.upload_file(str(path), "smtrain-local", f"{prefix}/{path.relative_to(folder)}")
+    return f"s3://smtrain-local/{prefix}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
@@ -70,7 +79,7 @@ MEGATRON: dict[str, Any] = {"name": "from-megatron", "compute": {"processes_per_
     ],
 )
 def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
-    """From one iteration of a run of Megatron's; and the example of neuronx-nemo-megatron, on this machine."""
+    """From one iteration of a run of Megatron's; and the example of neuronx-nemo-megatron, all in S3, here."""
     model, run = tmp_path / "model", tmp_path / "run"
     smtrain.convert(trained_inputs["model"], run, to=kind, tp=1 if kind == "megatron" else 2)
     (run / "manifest.json").unlink()  # as theirs have none
@@ -78,13 +87,14 @@ def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_
     for file in (*trained_inputs["model"].glob("*token*.json"), trained_inputs["model"] / "config.json"):
         shutil.copy(file, model)
     small: dict[str, Any] = {
-        "model": {"path": model, "weights": run / "iter_0000001" if kind == "megatron" else run},
+        "model": {"path": model, "weights": run / "iter_0000001"},
         "data": {"path": trained_inputs["text"]},
         "train": {"seq_len": 32, "steps": 1, "global_batch_size": 2, "precision": "fp32", "lr": 1e-9},
     }
     if kind == "megatron":
         config = smtrain.load_config(MEGATRON, **small, export={"megatron": True})
     else:
+        small["model"] = {"path": in_s3(model, "a-llama"), "weights": in_s3(run, "megatron_llama/checkpoints")}
         small["train"] |= {"engine": "native", "min_lr": 0, "warmup_steps": 0, "save_interval": 1}
         small["parallel"] = {"tp": 2, "activation_checkpointing": "none"}
         here = {"instance_type": "ml.m5.xlarge", "instance_count": 1, "processes_per_instance": 2, "role": None}
