@@ -16,7 +16,8 @@ from smtrain.errors import ConfigError, DataError
 
 By = Literal["step", "tokens", "time"]
 USUAL = 0.02
-"""Windowed losses of two seeds of one training stay within some 2 % once the first hundred steps are over."""
+"""Windowed losses of two seeds of one training differ less where a step has many tokens: with 4,096 of them they were up
+to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400 steps, `smtrain compare`)."""
 _SPELLED = {"step": "step", "tokens": "tokens", "time": "s"}
 
 
@@ -44,10 +45,21 @@ class Curve:
         found = [(d, x) for d, x in zip(self.difference, self.x, strict=True) if isfinite(d)]
         return max(found, key=lambda pair: abs(pair[0])) if found else (nan, nan)
 
-    def leaves(self, tolerance: float) -> float | None:
-        """Where the difference is first beyond `tolerance`; None where it never is."""
-        pairs = zip(self.difference, self.values, self.baseline, self.x, strict=True)
-        return next((x for d, a, b, x in pairs if abs(d) > tolerance or isfinite(a) != isfinite(b)), None)
+    def leaves(self, tolerance: float, window: int) -> float | None:
+        """Where the difference, smoothed over `window` points, goes beyond `tolerance`; None where it never does.
+
+        The first window that is beyond it reaches over the place itself: there the unsmoothed differences turn.
+        """
+        pairs = enumerate(zip(self.difference, self.values, self.baseline, strict=True))
+        at = next((i for i, (d, a, b) in pairs if abs(d) > tolerance or isfinite(a) != isfinite(b)), None)
+        if at is None:
+            return None
+        low = max(0, at - (window - 1) // 2)
+        pairs_near = list(zip(self.values, self.baseline, strict=True))[low : at + window // 2 + window]
+        if not all(isfinite(a) and isfinite(b) and b for a, b in pairs_near):
+            return self.x[at]
+        split = _turn([(a - b) / abs(b) for a, b in pairs_near], tolerance)
+        return self.x[at if split is None else low + split]
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,7 @@ def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> P
             f"{one.name} and {base.name} have no {by} in common: {one.name} goes from {b[0]:,.0f} to {b[1]:,.0f}, "
             f"{base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
         )
-    left = loss.leaves(tolerance)
+    left = loss.leaves(tolerance, window)
     return Pair(
         one.name, loss, _curve(base, one, "grad_norm", by, window), left,
         _verdict(base.name, one.name, loss, left, by, window, tolerance),
@@ -204,6 +216,19 @@ def _between(points: list[tuple[float, float]], x: float) -> float | None:
     i = bisect_left(points, x, key=lambda point: point[0])
     (x1, y1), (x0, y0) = points[i], points[max(0, i - 1)]
     return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def _turn(values: Sequence[float], tolerance: float) -> int | None:
+    """Where the values after differ most from those before (the split with the largest sum of squares between its two
+    parts); None where those before are beyond the tolerance as well."""
+    best, at, total, before = 0.0, None, sum(values), 0.0
+    for k in range(1, len(values)):
+        before += values[k - 1]
+        a, b = before / k, (total - before) / (len(values) - k)
+        between = k * (len(values) - k) * (b - a) ** 2
+        if abs(a) <= tolerance and between > best:
+            best, at = between, k
+    return at
 
 
 def _smooth(values: Sequence[float], window: int) -> tuple[float, ...]:

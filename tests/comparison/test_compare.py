@@ -51,6 +51,17 @@ def test_two_seeds_follow_each_other_and_a_wrong_learning_rate_is_found_where_it
     assert wrong.to_dict()["compared"][0]["left_at"] == left
 
 
+@given(st.integers(30, 170), st.sampled_from([5, 20, 40]), st.floats(0.1, 0.5), st.integers(0, 9))
+def test_where_a_training_turns_is_told_to_the_step(after: int, window: int, more: float, seed: int) -> None:
+    base = learned(seed, 200)
+    turned = [{**row, "loss": row["loss"] * (1 + more * (row["step"] > after))} for row in base]
+    assert smtrain.compare(base, turned, window=window).pairs[0].left_at == after + 1
+    noisy = [{**row, "loss": row["loss"] * (1 + more * (row["step"] > after))} for row in learned(seed + 10, 200)]
+    left = smtrain.compare(base, noisy, window=window, tolerance=0.04).pairs[0].left_at
+    assert left is not None
+    assert abs(left - after - 1) <= 5
+
+
 @given(
     st.lists(st.floats(0.5, 20), min_size=2, max_size=60),
     st.integers(1, 30),
