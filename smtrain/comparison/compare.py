@@ -16,8 +16,8 @@ from smtrain.errors import ConfigError, DataError
 
 By = Literal["step", "tokens", "time"]
 USUAL = 0.02
-"""Windowed losses of two seeds of one training differ less where a step has many tokens: with 4,096 of them they were up
-to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400 steps, `smtrain compare`)."""
+"""Windowed losses of two seeds of one training differ less where a step has many tokens: with 4,096 of them they were
+up to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400 steps, `smtrain compare`)."""
 _SPELLED = {"step": "step", "tokens": "tokens", "time": "s"}
 
 
