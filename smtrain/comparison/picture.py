@@ -107,4 +107,6 @@ def save(comparison: Comparison, folder: Path) -> list[Path]:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else clean(str(value))
+    if not isinstance(value, float):
+        return clean(str(value))
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -167,13 +167,15 @@ def test_tensorboard_csv_and_a_table_say_the_same(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -> None:
-    a, b = jsonl(tmp_path / "a.jsonl", learned(1)), jsonl(tmp_path / "b.jsonl", learned(3, rate=3.0, after=100))
+    quick = [{**row, "tokens_per_s": 12345.6} for row in learned(1)]
+    a, b = jsonl(tmp_path / "a.jsonl", quick), jsonl(tmp_path / "b.jsonl", learned(3, rate=3.0, after=100))
     told = command("compare", f"gpu={a}", str(b), "--out", str(tmp_path / "out"))
     assert told.returncode == 0, told.stderr
     assert "b.jsonl leaves gpu at step 1" in told.stdout
     page = (tmp_path / "out/compare.html").read_text()
     assert "<svg" in page
     assert "http" not in page.split("</svg>")[1], "it needs nothing from elsewhere"
+    assert ">12,346<" in page, "tokens a second, as people write them"
     assert (tmp_path / "out/compare.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "out/compare.json").read_text())["within"] is False
     assert command("compare", str(a), str(b), "--tolerance", "0.02", "--json").returncode == 1
