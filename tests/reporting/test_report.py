@@ -70,7 +70,7 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     assert f"{'0' * 40} with changes" in text, "the commit that a tag of its jobs names"
     assert "the &lt;b&gt;red" in text, "what a model wrote is text"
     assert f"smtrain {smtrain.__version__}, torch {torch.__version__.partition('+')[0]}" in text
-    assert re.search(r"<h2>What the machines used</h2>.*<td>algo-1</td><td class=\"n\">[0-9]+%", text)
+    assert re.search(r"<h2>What the machines used</h2>.*<td class=\"one\">algo-1</td><td class=\"n\">[0-9]+%", text)
     assert "Waiting for data, over all steps: " in text
     assert re.search(r"a step takes [0-9.]+ s: .*forward and backward [0-9.]+ %", text)
     assert smtrain.report(run.job("export").name, file) == file, "a report is replaced by the next one"
