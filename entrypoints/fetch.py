@@ -26,7 +26,7 @@ def stage(config: JobConfig, container: Container) -> None:
     hub, name, revision = found.groups()
     token = read(config.model.token) if config.model.token else None
     fetch = from_modelscope if hub == "modelscope" else from_hugging_face
-    asked = {"model": name, "revision": revision or ("master" if hub == "modelscope" else "main")}
+    asked = {"model": name, "revision": revision or (modelscope.BRANCH if hub == "modelscope" else "main")}
     try:
         source = fetch(config, name, asked["revision"], container.model_dir, token)
     except SmtrainError:

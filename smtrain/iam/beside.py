@@ -1,4 +1,5 @@
-"""What is allowed beside jobs: a managed tracker, a tuning job, an endpoint with the schedule that deletes it.
+"""What is allowed beside jobs: a managed tracker, a tuning job, an endpoint with the schedule that deletes it, a
+version in the model registry, a pipeline.
 
 Sources, read 2026-11: the service authorization reference of SageMaker, of SageMaker with MLflow (apps know one action
 alone) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API, execution role permissions".
@@ -70,7 +71,8 @@ def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
 
 
 def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
-    """The role's: what a job sends to trackers itself, and an endpoint's container and its deletion in time."""
+    """The role's: what a job sends to trackers itself, an endpoint's container and its deletion in time, and the jobs of
+    a pipeline, which takes the role itself."""
     if config.track.by == "job":
         yield from tracking(config)
         yield from tracker_key(config, a)

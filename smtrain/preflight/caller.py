@@ -15,7 +15,7 @@ _SESSION = re.compile(r"arn:[^:]+:sts::\d+:assumed-role/([^/]+)/.*")
 
 
 def caller(context: Context) -> Iterator[Finding]:
-    """Nothing where neither was asked about: launching says by itself what it may not."""
+    """Nothing where none of it was asked about: launching says by itself what it may not."""
     beside = context.beside
     if not context.on_aws or not beside.commands:
         return

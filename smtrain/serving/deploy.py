@@ -111,6 +111,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
         say: Called with each line.
 
     Raises:
+        ConfigError: It cannot be the name of an endpoint.
         JobError: There is no such endpoint.
 
     Examples:
