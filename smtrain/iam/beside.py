@@ -71,8 +71,7 @@ def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
 
 
 def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
-    """The role's: what a job sends to trackers itself, an endpoint's container and its deletion in time, and the jobs of
-    a pipeline, which takes the role itself."""
+    """The role's: what a job sends to trackers, an endpoint's container and its deletion in time, a pipeline's jobs."""
     if config.track.by == "job":
         yield from tracking(config)
         yield from tracker_key(config, a)
