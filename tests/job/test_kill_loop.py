@@ -29,8 +29,8 @@ from smtrain.aws.target import Target
 from smtrain.contract.uris import split_uri
 from smtrain.handle.checkpoints import saved_steps
 from smtrain.handle.listing import list_jobs
+from tests.processes import commands, ranks, read
 
-from .processes import ranks
 from .test_local_run import losses
 
 pytestmark = pytest.mark.slow
@@ -73,14 +73,7 @@ def config(home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
 
 def processes(home: Path, word: Callable[[bytes, bytes], bool]) -> list[int]:
     """Processes of this home for which `word(command line, environment)` holds."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                line, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-                if word(line, environment):
-                    found.append(int(entry.name))
-    return found
+    return [pid for pid, line in commands().items() if pid != os.getpid() and word(line, read(pid, "environ"))]
 
 
 def victims(home: Path, job: str, target: str) -> list[int]:

@@ -28,7 +28,7 @@ from smtrain.handle.listing import list_jobs
 from smtrain.local.processes import children_of
 from smtrain.place.choose import sagemaker
 from smtrain.testing.switches import plane as local_plane
-from tests.job.processes import processes_of
+from tests.processes import processes_of, read
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,7 @@ def test_its_stages_began_with_their_imports_made(whole: smtrain.Run) -> None:
     """On Linux without a device; nothing that every job of ours has keeps it from a copy."""
     plane = running()
     assert plane is not None
-    started = [pid for pid in children_of(plane.pid) if b"warm.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    started = [pid for pid in children_of(plane.pid) if b"warm.py" in read(pid, "cmdline")]
     assert len(started) == 1
     told = (plane.home / "local/server.log").read_text().splitlines()
     refused = {word for line in told if "no warm start" in line for word in re.findall(r"\w+", line)}

@@ -18,7 +18,7 @@ from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.job.request import parts_uri
 from smtrain.place.choose import sagemaker
-from tests.job.processes import processes_of
+from tests.processes import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     host = local_home / "local/jobs" / job.name / "hosts/algo-1/ml"
     while time.monotonic() < deadline and not list(host.glob("checkpoints/*.json")):
         time.sleep(0.01)
-    held = [pid for pid in processes_of(job) if b"prepare" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    held = processes_of(job, b"prepare")
     for pid in held:
         os.kill(pid, signal.SIGSTOP)
     while time.monotonic() < deadline and job.status == "InProgress":

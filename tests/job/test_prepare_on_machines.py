@@ -14,7 +14,7 @@ import smtrain
 from smtrain.aws.downloads import download
 from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
-from tests.job.processes import processes_of
+from tests.processes import processes_of
 
 
 def test_the_request_asks_for_them_and_one_machine_asks_for_what_it_did(raw: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
     first = local_home / "local/jobs" / job.name / "hosts/algo-1/ml/checkpoints"
     while time.monotonic() < deadline and not list(first.glob("record-*.json")) and job.status == "InProgress":
         time.sleep(0.01)
-    stages = [pid for pid in processes_of(job) if b"prepare.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    stages = processes_of(job, b"prepare.py")
     for pid in stages[:1]:
         os.kill(pid, signal.SIGKILL)
     while time.monotonic() < deadline and job.status in ("InProgress", "Stopping"):

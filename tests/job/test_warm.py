@@ -18,6 +18,7 @@ import pytest
 
 from smtrain.contract.entrypoints import entrypoints_folder
 from smtrain.local.processes import children_of, runs
+from tests.processes import commands, read
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -161,15 +162,11 @@ def test_a_copy_ends_with_the_launcher(environment: dict[str, str], tmp_path: Pa
         assert launcher.stdout
         assert launcher.stdout.readline() == "waits\n"
         mark = f"{tmp_path}/script.py\0wait".encode()
-        running = [
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and mark in read(entry / "cmdline")
-        ]
+        running = [pid for pid, line in commands().items() if mark in line]
         assert len(running) == 3, "unshare, the launcher and the copy"
         launcher.send_signal(signal.SIGKILL)
         for _ in range(200):
-            if not any(mark in read(Path(f"/proc/{pid}/cmdline")) for pid in running if pid != launcher.pid):
+            if not any(mark in read(pid, "cmdline") for pid in running if pid != launcher.pid):
                 return
             time.sleep(0.05)
         raise AssertionError("it outlives the launcher")
@@ -181,10 +178,3 @@ def until(holds: Callable[[], bool]) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it never came to that")
-
-
-def read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""

@@ -20,6 +20,7 @@ from smtrain.aws.local_plane import Endpoint, running, shut_down
 from smtrain.aws.local_server import server_environment
 from smtrain.testing.switches import Plane
 from tests import docker
+from tests.processes import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -186,15 +187,8 @@ def channel(name: str, uri: str, mode: str = "File", distribution: str = "FullyR
 
 def processes(mark: str) -> list[str]:
     """Command lines on this machine that hold `mark`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if mark in command:
-            found.append(command)
-    return found
+    lines = (line.replace(b"\0", b" ").decode(errors="replace") for line in commands().values())
+    return [line for line in lines if mark in line]
 
 
 def gone(mark: str) -> bool:

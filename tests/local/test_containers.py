@@ -21,6 +21,7 @@ from smtrain.aws.local_server import server_environment
 from smtrain.local.containers.daemon import BORROWS, connect
 from smtrain.testing.switches import Plane
 from tests import docker
+from tests.processes import commands
 
 from .conftest import Client, ContainerClient, channel, wait_for
 from .test_api import refused
@@ -292,9 +293,7 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
     name = client.start("echo ready; sleep 600", InputDataConfig=[channel("t", uri, "FastFile")])
     client.wait_for_line(name, "ready")
     supervisors = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"containers.supervisor" in (words := _read(path)) and name.encode() in words
+        pid for pid, line in commands().items() if b"containers.supervisor" in line and name.encode() in line
     ]
     for pid in supervisors:
         os.kill(pid, signal.SIGSTOP)
@@ -311,13 +310,6 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
     assert "1 container, 1 network" in told.stdout
     assert not docker.left(endpoint.home)
     wait_for(lambda: str(endpoint.home) not in Path("/proc/mounts").read_text())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def test_the_tag_says_what_is_asked_for() -> None:

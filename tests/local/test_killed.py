@@ -6,13 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from smtrain.aws.local_plane import shut_down
 from smtrain.local.processes import MARK
 from tests import docker
+from tests.processes import commands, read
 
 from .conftest import Client, StartServer, client_of, gone, processes, serve, wait_for
 
@@ -45,10 +45,10 @@ class Tree:
         wait_for(lambda: len(self._sleeping()) == 2)
 
     def _sleeping(self) -> list[int]:
-        return [pid for pid, words in _commands().items() if words[:1] == ["sleep"] and self.mark in words]
+        return [pid for pid, words in _words().items() if words[:1] == ["sleep"] and self.mark in words]
 
     def pid(self, target: str) -> int:
-        running = [(pid, words, " ".join(words)) for pid, words in _commands().items()]
+        running = [(pid, words, " ".join(words)) for pid, words in _words().items()]
         return {
             "supervisor": [p for p, w, line in running if {*SUPERVISORS} & {*w} and self.name in line],
             "leader": [p for p, w, line in running if w[0] == "bash" and self.mark in line],
@@ -56,16 +56,8 @@ class Tree:
         }[target][0]
 
 
-def _commands() -> dict[int, list[str]]:
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if words != [""]:
-            found[int(path.parent.name)] = words
-    return found
+def _words() -> dict[int, list[str]]:
+    return {pid: line.decode(errors="replace").split("\0") for pid, line in commands().items()}
 
 
 @pytest.mark.parametrize("target", ["supervisor", "leader"])
@@ -128,6 +120,6 @@ def test_every_process_of_a_host_carries_its_mark(server: Client) -> None:
     tree = Tree(server)
     variable = f"{MARK}={server.endpoint.home / 'local/jobs' / tree.name / 'hosts/algo-1'}".encode()
     for target in ("supervisor", "leader", "rank"):
-        assert variable in Path(f"/proc/{tree.pid(target)}/environ").read_bytes().split(b"\0")
+        assert variable in read(tree.pid(target), "environ").split(b"\0")
     tree.client.sagemaker.stop_training_job(TrainingJobName=tree.name)
     tree.client.wait(tree.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from smtrain.handle.job import Job
 from smtrain.slurm.place import SlurmPlace
-from tests.job.processes import parent
+from tests.processes import commands, parent, read
 from tests.slurm.conftest import wait_for
 from tests.slurm.daemons import Slurm
 
@@ -29,13 +29,8 @@ def queued(job: Job) -> str:
 
 def with_environment(*words: str) -> list[int]:
     """Processes that were started with all these variables."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if {word.encode() for word in words} <= set((entry / "environ").read_bytes().split(b"\0")):
-                    found.append(int(entry.name))
-    return found
+    wanted = {word.encode() for word in words}
+    return [pid for pid in commands() if wanted <= set(read(pid, "environ").split(b"\0"))]
 
 
 def kill_rank(slurm: Slurm, job: Job, chance: random.Random) -> bool:
@@ -86,9 +81,7 @@ FAULTS: tuple[Fault, ...] = (requeue, kill_controller, kill_rank, time_wall, kil
 
 
 def arguments(pid: int) -> list[bytes]:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return []
+    return read(pid, "cmdline").split(b"\0")
 
 
 def batch_scripts(node: str) -> list[int]:

@@ -34,6 +34,7 @@ from smtrain.evaluation.asked import Asked
 from tests import warm
 from tests.generation.test_generating import TEMPLATE
 from tests.model.test_generate import make
+from tests.processes import read
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6}
 
@@ -107,8 +108,7 @@ class Terminal:
 
     def interrupt(self) -> None:
         """Ctrl-C at a prompt, once the program waits there: Python loses one that comes between prompt and wait."""
-        status = Path(f"/proc/{self.process.pid}/stat")
-        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "S":
+        while (status := read(self.process.pid, "stat")) and status.rpartition(b")")[2].split()[0] != b"S":
             time.sleep(0.01)
         self.type("\x03")
 
