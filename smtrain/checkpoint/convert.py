@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from smtrain.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.checkpoint.conversion_plan import MANIFEST
-from smtrain.checkpoint.dtypes import BF16, FP16, FP32
+from smtrain.checkpoint.dtypes import BY_PRECISION, DType
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
 from smtrain.checkpoint.megatron_names import Spelling
 from smtrain.checkpoint.megatron_writer import MegatronCut, write_megatron
@@ -52,7 +52,7 @@ _TAKES: dict[str, set[str]] = {
 """The options that have an effect on each kind of target; `config`, `kv_order` and `overwrite` have on all."""
 _OF_RANKS = {"spec", "vpp"}
 """Those of Megatron's form of one file a rank alone."""
-DTYPES = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
+DTYPES: dict[str, DType] = {str(precision): dtype for precision, dtype in BY_PRECISION.items()}
 
 
 @public

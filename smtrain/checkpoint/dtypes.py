@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smtrain.model.precision import Precision
+
 if TYPE_CHECKING:
     import torch
 
@@ -37,6 +39,7 @@ FP16 = DType("float16", "F16", "HalfStorage", 2)
 FP32 = DType("float32", "F32", "FloatStorage", 4)
 FP64 = DType("float64", "F64", "DoubleStorage", 8)
 FLOATS = (FP64, FP32, FP16, BF16)
+BY_PRECISION: dict[Precision, DType] = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 UINT8 = DType("uint8", "U8", "ByteStorage", 1)
 DTYPES = (
     *FLOATS,

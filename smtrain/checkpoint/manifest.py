@@ -28,7 +28,8 @@ from smtrain.contract.lineage import lines_in
 from smtrain.errors import CheckpointError, first_line
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
-from smtrain.model.lora import AdapterShape, Lora, from_described
+from smtrain.model.lora import AdapterShape, Lora, from_described, is_described
+from smtrain.model.precision import PRECISIONS, Precision, is_loss_scale
 
 if TYPE_CHECKING:
     from smtrain.checkpoint.storage import Place
@@ -53,7 +54,7 @@ class Manifest:
     optimizer_steps: int
     topology: dict[str, int]
     """tp, pp, dp."""
-    precision: str
+    precision: Precision
     config: dict[str, Any]
     """The model's config.json."""
     flat: list[list[list[Any]]]
@@ -72,6 +73,8 @@ class Manifest:
     """What LoRA trains, if it does (model/lora.py): the files then hold the adapters' factors, not the model."""
     cut: dict[str, Any] | None = None
     """How the files are cut where that is not as the native engine cuts for `topology`: `kv_order`, `pipeline_cuts`."""
+    loss_scale: dict[str, float] | None = None
+    """Of a run in fp16, the next step's: `scale`, how many `good_steps` it has had, and steps `skipped` so far."""
 
     @property
     def layout(self) -> Layout:
@@ -101,7 +104,7 @@ class Manifest:
     def to_json(self) -> str:
         """With a digest of everything else in it, so that a manifest edited by hand is noticed."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        for key in ("adapter", "cut"):
+        for key in ("adapter", "cut", "loss_scale"):
             if content[key] is None:
                 del content[key]  # as before there were any
         return json.dumps({**content, DIGEST: digest_of(content)}, indent=1) + "\n"
@@ -156,7 +159,7 @@ class Manifest:
             and set(self.topology) == {"tp", "pp", "dp"}
             and numbers(self.topology.values())
             and 0 not in self.topology.values(),
-            "precision": self.precision in ("bf16", "fp32"),
+            "precision": self.precision in PRECISIONS,
             "config": isinstance(self.config, dict),
             "shard": isinstance(self.shard, list) and numbers(self.shard),
             "files": isinstance(self.files, dict)
@@ -164,18 +167,11 @@ class Manifest:
             and numbers([f.get("crc32", 0) for f in self.files.values()]),
             "state": isinstance(self.state, dict),
             "root": isinstance(self.root, str),
-            "adapter": self.adapter is None or _is_lora(self.adapter),
+            "adapter": self.adapter is None or is_described(self.adapter),
             "cut": self.cut is None or _is_cut(self.cut),
+            "loss_scale": self.loss_scale is None or is_loss_scale(self.loss_scale),
         }
         return next((name for name, right in rightly.items() if not right), None)
-
-
-def _is_lora(told: Any) -> bool:
-    try:
-        from_described(told)
-    except (KeyError, TypeError, ValueError):
-        return False
-    return True
 
 
 def _is_cut(told: Any) -> bool:

@@ -1,7 +1,7 @@
 """The native engine's checkpoints: readers of any slice from any topology.
 
-Files are safetensors under Hugging Face names. `NativeSource` gives the weights as they were trained: bf16 from a bf16
-run, fp32 from an fp32 run. `StateReader` gives what training goes on from, in fp32: `master` (which in an fp32 run are
+Files are safetensors under Hugging Face names. `NativeSource` gives the weights in the precision that they were trained
+in, bf16, fp16 or fp32. `StateReader` gives what training goes on from, in fp32: `master` (which in an fp32 run are
 the model files themselves), `exp_avg` and `exp_avg_sq`. Neither needs torch; both give tensors of it on request.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from smtrain.checkpoint import dtypes, safetensors
 from smtrain.checkpoint.checksum import crc32
-from smtrain.checkpoint.dtypes import BF16, FP32, Bits, DType
+from smtrain.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
 from smtrain.checkpoint.manifest import NAME, Manifest, fault_at
 from smtrain.checkpoint.native_files import model_file, optimizer_file
 from smtrain.checkpoint.slabs import Slab, Tally
@@ -48,7 +48,7 @@ class _Files:
         self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
         self.layout = self.manifest.layout
-        self.dtype = BF16 if self.manifest.precision == "bf16" else FP32
+        self.dtype = BY_PRECISION[self.manifest.precision]
         self._open: dict[str, dict[str, Slab]] = {}
 
     def slab(self, file: str, name: str) -> Slab:

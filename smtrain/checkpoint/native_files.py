@@ -36,7 +36,8 @@ def cut_for(manifest: Manifest, mesh: tuple[int, int, int]) -> bool:
 
 
 def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """The files that a rank of a (tp, pp, dp) mesh loads: a bf16 run goes on from its fp32 master weights alone."""
+    """The files that a rank of a (tp, pp, dp) mesh loads: a run in bf16 or fp16 goes on from its fp32 master
+    weights alone."""
     if not cut_for(manifest, mesh):
         return set(manifest.files) - unread(manifest)
     tp, _, dp = mesh

@@ -12,7 +12,7 @@ import numpy as np
 
 from smtrain.checkpoint import manifest as manifests
 from smtrain.checkpoint.conversion_plan import others
-from smtrain.checkpoint.dtypes import BF16, FP32, Bits
+from smtrain.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, Kind, StateReader
 from smtrain.checkpoint.native_files import model_file, optimizer_file, write_stream
@@ -23,8 +23,9 @@ from smtrain.checkpoint.tensor_files import Tensor
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
+from smtrain.model.precision import Precision
 
-_PRECISIONS = {BF16: "bf16", FP32: "fp32"}
+_PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
 
 
 def write_native(
@@ -34,14 +35,16 @@ def write_native(
     """Write `target/step_00000000` in the cut of (tp, pp), a rank's part of one tensor in memory at a time.
 
     With `state` it is the step that the state is of, and training goes on from it; without, a model to start from.
-    Where the state is of a bf16 run and `source` gives fp32, the weights are its master weights. Raises CheckpointError
-    where the weights are not all bf16 or all fp32, or the target is not a folder of this machine.
+    Where the state is of a run in another precision than `source` gives, the weights are its master weights, rounded
+    once. Raises CheckpointError where the weights are not all of one of the types of `train.precision`, or the target
+    is not a folder of this machine.
     """
     if is_uri(target):
         raise CheckpointError(f"{target}: native checkpoints are written to a folder; copy it there afterwards.")
     dtypes = {source.dtype(name) for name in source.names()}
     if len(dtypes) > 1 or not dtypes <= set(_PRECISIONS):
-        raise CheckpointError("a native checkpoint is all bf16 or all fp32, the source is not; convert with --dtype.")
+        known = ", all ".join(_PRECISIONS.values())
+        raise CheckpointError(f"a native checkpoint is all {known}; the source is not: convert with --dtype.")
     writer = _NativeWriter(
         source, Layout(ModelShape.from_config(source.config), tp, pp), state, _PRECISIONS[dtypes.pop()]
     )
@@ -59,7 +62,7 @@ def write_native(
 
 
 class _NativeWriter:
-    def __init__(self, source: WeightSource, layout: Layout, state: StateReader | None, precision: str) -> None:
+    def __init__(self, source: WeightSource, layout: Layout, state: StateReader | None, precision: Precision) -> None:
         self._source, self._layout, self._state, self._precision = source, layout, state, precision
 
     def write(self, stage: Staging) -> None:
@@ -85,6 +88,7 @@ class _NativeWriter:
             files=files,
             state={} if state is None else state.manifest.state,
             shapes={spec.name: list(spec.shape) for spec in layout.shape.specs},
+            loss_scale=None if state is None else state.manifest.loss_scale,
         )
         manifests.write_manifest(stage.folder, manifest)
 
@@ -94,7 +98,7 @@ class _NativeWriter:
         tensors = {name: Tensor(self._source.dtype(name), layout.local_shape(name, t)) for name in layout.names(p)}
         files = {file: write_stream(folder / file, tensors, lambda name: [self._part(name, t)])}
         if self._state is not None:
-            kinds = KINDS if self._precision == "bf16" else KINDS[1:]  # in fp32, the weights are the master
+            kinds = KINDS[1:] if self._precision == "fp32" else KINDS  # in fp32, the weights are the master
             flat, file = Tensor(FP32, (layout.flat_table(p).size,)), optimizer_file(0, t, p)
             files[file] = write_stream(folder / file, dict.fromkeys(kinds, flat), lambda kind: self._flat(kind, p, t))
         return files
@@ -106,8 +110,8 @@ class _NativeWriter:
 
     def _part(self, name: str, tp_rank: int) -> Bits:
         """What one rank holds of a parameter."""
-        if self._state is not None and self._precision == "fp32":
-            return self._state.local("master", name, self._layout, tp_rank)
+        if self._state is not None and self._precision != self._state.manifest.precision:
+            return cast(self._state.local("master", name, self._layout, tp_rank), FP32, BY_PRECISION[self._precision])
         shard, whole = self._layout.shard(name, tp_rank), [(0, n) for n in self._source.shape(name)]
         if shard.dim is None:
             return self._source.bits(name, whole)

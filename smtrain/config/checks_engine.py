@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
-from smtrain.facts.engines import engine_fault, is_neuron
+from smtrain.facts.engines import engine_fault, is_neuron, precision_fault
 from smtrain.facts.images import unsuited
 
 
@@ -33,6 +33,8 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"train.engine", "compute.instance_type", "target"}, fault
     elif fault := _image_fault(config):
         yield {"compute.image", "train.engine", "compute.instance_type"}, f"compute.image: {fault}"
+    if fault := precision_fault(train.precision, train.engine, config.compute.instance_type):
+        yield {"train.precision", "train.engine", "compute.instance_type"}, fault
     if train.engine == "native":
         asked = {
             "parallel.zero1": not parallel.zero1,

@@ -10,6 +10,7 @@ from smtrain.config.secret import Secret
 from smtrain.config.section import Section
 from smtrain.config.units import Count
 from smtrain.config.validation import Validation
+from smtrain.model.precision import Precision
 
 MOST_STEPS = 10**9
 
@@ -138,8 +139,9 @@ class Train(Section):
     """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the data order and of a start from scratch."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """Number format of weights and activations; optimizer state and master weights are always fp32."""
+    precision: Precision = "bf16"
+    """Number format of weights and activations; optimizer state and master weights are always fp32. `fp16`, for GPUs
+    without bf16 and engine native, scales the loss and skips steps whose gradients overflow (docs/gpus.md)."""
     stochastic_rounding: bool = False
     """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
     compile: bool = False

@@ -15,6 +15,7 @@ its machine each host uses."""
 _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
     "loss": ".6f", "grad_norm": ".4f", "lr": ".4e", "tokens_per_s": ".1f", "mfu": ".4f", "data_wait": ".4f",
+    "loss_scale": ".0f", "skipped": ".0f",
     "val_loss": ".6f", "val_ppl": ".4f", "val_accuracy": ".4f",
 }  # fmt: skip
 _MACHINE_FORMATS = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from smtrain.checkpoint.pruning import Arrived
 from smtrain.contract.lineage import Lineage
+from smtrain.model.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ParallelOptions:
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """`full` keeps only the input of each decoder layer and computes the layer again in the backward pass, `selective`
     computes only attention again: nxd its softmax, native the attention module."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     """The dtype of weights, activations and their gradients; sums of gradients and optimizer state are fp32 always."""
     zero1: bool = True
     """Optimizer state split over data-parallel ranks; only nxd can do without."""
@@ -52,6 +53,17 @@ class OptimizerOptions:
     """The largest gradient norm of the whole model; 0 does not clip."""
 
 
+class Scaling(NamedTuple):
+    """What became of an fp16 step's loss scale."""
+
+    scale: float
+    """What the loss was multiplied by."""
+    following: float
+    """The scale of the next step."""
+    skipped: bool
+    """The gradient was no finite number: weights, optimizer state and its count of steps stayed as they were."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """One optimizer step, the same numbers on every rank."""
@@ -60,6 +72,8 @@ class StepResult:
     """Mean over all tokens of the global batch whose label is not -100."""
     grad_norm: float
     """Norm of the whole model's gradient before clipping."""
+    scaling: Scaling | None = None
+    """None where no loss is scaled."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,19 @@ def engine_fault(engine: str, instance_type: str) -> str | None:
     )
 
 
+def precision_fault(precision: str, engine: str, instance_type: str) -> str | None:
+    """Why a job cannot train in a precision with an engine on instances of a type; None where it can."""
+    if precision != "fp16":
+        return None
+    if engine == "nxd":
+        return "train.precision: engine nxd trains in bf16 or fp32; set one of them"
+    if is_neuron(instance_type):
+        return f"train.precision: fp16 is for GPUs, and {instance_type} computes in bf16; set bf16"
+    if instance_type.startswith("ml.") and not is_gpu(instance_type):
+        return f"train.precision: fp16 is for GPUs, and {instance_type} has none; set bf16 or fp32"
+    return None
+
+
 def family(instance_type: str) -> str:
     """The part of a type's name that says what machine it is: trn1, p5, m5...; of a machine of one's own, its name."""
     parts = instance_type.split(".")

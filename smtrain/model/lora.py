@@ -124,6 +124,15 @@ def from_described(told: dict[str, Any]) -> Lora:
     )
 
 
+def is_described(told: Any) -> bool:
+    """Whether `from_described` takes it."""
+    try:
+        from_described(told)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
 def another_adapter(there: Lora | None, here: Lora | None) -> str | None:
     """Why a checkpoint with adapter `there` cannot be gone on from with `here`; None if it can. Dropout may change."""
     if there is None or here is None:

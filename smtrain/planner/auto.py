@@ -119,7 +119,8 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
         },
         train={"engine": engine or config.train.engine},
     )  # fmt: skip
-    return not any(key.startswith("parallel.") for keys, _ in engine_faults(tried) for key in keys)
+    judged = ("parallel.", "train.precision")
+    return not any(key.startswith(judged) for keys, _ in engine_faults(tried) for key in keys)
 
 
 def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:

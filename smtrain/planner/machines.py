@@ -14,6 +14,7 @@ from smtrain.facts import instance, table
 from smtrain.model.families import LAYER, ModelShape
 from smtrain.model.layout import Layout
 from smtrain.model.lora import AdapterShape, Lora
+from smtrain.model.precision import Precision, width
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -123,7 +124,7 @@ class Work:
     shape: ModelShape
     seq_len: int
     global_batch: int
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Precision = "bf16"
     fused_attention: bool = True
     """False where scores are written to memory (stacks of 2023): attention then takes far longer."""
     gathers_again: bool = False
@@ -140,7 +141,7 @@ class Work:
     @property
     def width(self) -> int:
         """Bytes of a weight or an activation."""
-        return 2 if self.precision == "bf16" else 4
+        return width(self.precision)
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,8 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
             f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "
             f"{mesh.dp} x {mesh.micro_batch}"
         )
+    if work.precision == "fp16" and not machine.accelerated:
+        yield f"train.precision: fp16 is for GPUs, and {machine.type} has none; set bf16 or fp32"
     if mesh.sequence_parallel and work.seq_len % mesh.tp:
         yield f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence parallelism"
 

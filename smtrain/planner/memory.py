@@ -28,7 +28,7 @@ class CoreMemory:
     gradients: float
     """fp32 sums over the micro-batches, and, of engine nxd, the data-parallel rank's part of the reduced ones."""
     optimizer: float
-    """Adam's moments and, in bf16, the fp32 masters; divided over the data-parallel ranks."""
+    """Adam's moments and, in bf16 and fp16, the fp32 masters; divided over the data-parallel ranks."""
     activations: float
     """What the micro-batches in flight hold for their backward passes."""
     logits: float

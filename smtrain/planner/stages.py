@@ -12,6 +12,7 @@ from smtrain.errors import SmtrainError
 from smtrain.facts import instance, table
 from smtrain.model.families import ModelShape
 from smtrain.model.footprint import GIB, PROCESS, cache_bytes
+from smtrain.model.precision import width
 from smtrain.planner.machines import named_shape
 
 USABLE = 0.9
@@ -58,13 +59,13 @@ def need(
     if shape is None:
         return None
     a = assumptions or table("prices")["assumptions"]
-    width = 2 if config.train.precision == "bf16" else 4
-    weights = float(shape.parameters() * width)
+    each = width(config.train.precision)
+    weights = float(shape.parameters() * each)
     moved = weights / (a["s3_gb_per_s"] * 1e9)
     largest = 4.0 * max(prod(spec.shape) for spec in shape.specs)
     merged = weights if config.train.adapter is not None else 0.0
     if stage in ("generate", "evaluate"):
-        cache = cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, width)
+        cache = cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, each)
         tokens = len(config.generate.prompts) * config.generate.max_new_tokens
         seconds = START_S + moved + tokens * weights / (a["generate_gb_per_s"] * 1e9)
         if stage == "evaluate":  # one model after the other; how many questions there are is not known here

@@ -12,6 +12,7 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.config import JobConfig
 from smtrain.engine.base import Engine, OptimizerOptions, ParallelOptions
 from smtrain.engine.initial import RandomWeights
+from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape
 from smtrain.model.lora import Lora, targets_of
 from smtrain.train.trace import tracing
@@ -61,7 +62,11 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
 
     from smtrain.engine.native import init_distributed
 
-    init_distributed()
+    device = init_distributed()
+    if device.type == "cpu" and config.train.precision == "fp16":
+        raise ConfigError(
+            ["train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16 or fp32"]
+        )
 
     def gather(value: Any) -> list[Any]:
         out: list[Any] = [None] * dist.get_world_size()

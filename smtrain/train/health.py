@@ -37,7 +37,7 @@ class LossWatch:
         self._usual: deque[float] = deque(losses, maxlen=HISTORY)
         self._above: list[tuple[int, int]] = []
         self._uniform = math.log(vocabulary) if vocabulary > 1 else math.inf
-        self._resumed_from, self._checked, self._ignorant = resumed_from, 0, 0
+        self._resumed_from, self._checked, self._ignorant, self._unscaled = resumed_from, 0, 0, 0
 
     @property
     def history(self) -> list[float]:
@@ -48,7 +48,9 @@ class LossWatch:
         """`samples` are those of the step. Raises `SmtrainError` that names steps and samples."""
         self._checked += 1
         where = f"samples {samples.start} to {samples.stop - 1}"
-        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+        skipped = result.scaling is not None and result.scaling.skipped
+        self._check_scale(step, result, where)
+        if not math.isfinite(result.loss) or not (skipped or math.isfinite(result.grad_norm)):
             raise SmtrainError(
                 f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {where}; "
                 f"{self._advice()}"
@@ -71,6 +73,25 @@ class LossWatch:
             raise SmtrainError(
                 f"train.lr: the loss exploded to {result.loss:.4g} (usually {usual:.4g}) at steps {first} to {step}, "
                 f"samples {begin} to {samples.stop - 1}; {self._advice()}"
+            )
+
+    def _check_scale(self, step: int, result: StepResult, where: str) -> None:
+        """A step whose gradient overflows fp16 is skipped, which is no fault while a lower loss scale may help."""
+        scaling = result.scaling
+        if scaling is None:
+            return
+        if not math.isfinite(result.loss):  # it was not multiplied: no scale helps
+            raise SmtrainError(
+                f"train.precision: the loss is {result.loss} at step {step}, {where}: activations beyond what fp16 "
+                f"holds (65504), or values that are wrong; set bf16 or fp32, or {self._advice()}"
+            )
+        stuck = scaling.skipped and scaling.following == scaling.scale
+        self._unscaled = self._unscaled + 1 if stuck else 0
+        if self._unscaled == PATIENCE:
+            raise SmtrainError(
+                f"train.precision: gradients still overflow fp16 at step {step}, {where}, with a loss scale of "
+                f"{scaling.scale:g}, the lowest, so that {PATIENCE} steps in a row were skipped; set bf16 or fp32, or "
+                f"{self._advice()}"
             )
 
     def _check_uniform(self, step: int, loss: float, usual: float) -> None:

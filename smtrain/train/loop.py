@@ -88,9 +88,10 @@ def train(
     `samples` is how many the run has consumed so far; `position` says what a checkpoint keeps beside the weights.
     `distrusted` names checkpoints that do not count when old ones are pruned; `doubtful`, which is collective, those
     that are not known whole yet, and waits until they are if told to. Checkpoints are written while training
-    goes on, and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil
-    weights that gave both. Told to stop, it saves first, and that step is done only while the time given lasts. Raises
-    `SmtrainError` naming step and samples when the loss is no number or explodes.
+    goes on, and become whole only when a step from their weights gave a finite loss and gradient (or was skipped, in
+    fp16): an update can spoil weights that gave both. Told to stop, it saves first, and that step is done only while
+    the time given lasts. Raises `SmtrainError` naming step and samples when the loss is no number or explodes, or when
+    fp16 cannot go on.
     A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
     `destination`, rank 0's, says which of them have arrived where they are kept. `validator` judges the model between
     two steps, before the first and after the last. `profiler` is around each step.
@@ -151,6 +152,9 @@ def train(
 
     def settle(begun: Begun) -> None:
         result = judge(begun, watch)
+        if (scaling := result.scaling) and scaling.skipped and engine.rank == 0:
+            scales = f"{scaling.scale:g} -> {scaling.following:g}"
+            print(f"step {begun.step} skipped: gradients overflowed fp16; loss scale {scales}", flush=True)
         judged = validated(stopping) if begun.step == step else None
         if log and (judged or begun.step % options.log_interval == 0 or begun.step in (1, options.steps)):
             log.log(begun.step, result, begun.lr, loader.waited, judged)

@@ -87,15 +87,18 @@ class MetricsLog:
         """Record one step, and how the model did after it on held-out text.
 
         Rates are the mean since the record before, without the time of the validation. `waited` is seconds for data in
-        all so far.
+        all so far. A step that was skipped has `skipped` in place of its norm, which is no number.
         """
         now = time.perf_counter()
         worked = now - self._since - (judged.seconds if judged else 0.0)
         rate = self._tokens * (step - self._last_step) / worked
         data_wait = (waited - self._waited) / worked
         self._since, self._last_step, self._waited = now, step, waited
+        scaling = result.scaling
+        told = {} if scaling is None else {"loss_scale": scaling.scale}
+        told |= {"skipped": 1} if scaling and scaling.skipped else {"grad_norm": result.grad_norm}
         record = {
-            "step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr,
+            "step": step, "loss": result.loss, **told, "lr": lr,
             "tokens_per_s": rate, "mfu": rate * self._flops / self._peak,
             "data_wait": data_wait, **(judged.numbers() if judged else {}),
         }  # fmt: skip

@@ -86,7 +86,7 @@ def test_types_are_converted_on_the_way(model: Path, tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors")
     with pytest.raises(CheckpointError, match="become one tensor and have different types"):
         convert(model, tmp_path / "nxd")
-    with pytest.raises(CheckpointError, match="all bf16 or all fp32"):
+    with pytest.raises(CheckpointError, match="all bf16, all fp32, all fp16; the source is not"):
         convert(model, tmp_path / "native", to="native")
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest, pruning
 from smtrain.checkpoint.convert import convert
+from smtrain.checkpoint.dtypes import BY_PRECISION
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import KINDS, NativeSource, StateReader
 from smtrain.checkpoint.native_files import model_file, optimizer_file, read_by, read_whole, write_safetensors
@@ -24,6 +25,7 @@ from smtrain.contract.lineage import Lineage
 from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
+from smtrain.model.precision import PRECISIONS, Precision
 from tests.checkpoint.models import configs
 
 LLAMA = {
@@ -61,19 +63,25 @@ def cut(layout: Layout, name: str, tp: int, tensor: torch.Tensor) -> torch.Tenso
 
 
 def write(
-    path: Path, config: dict[str, Any], tp: int = 1, pp: int = 1, dp: int = 1, precision: str = "fp32", step: int = 1
+    path: Path,
+    config: dict[str, Any],
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    precision: Precision = "fp32",
+    step: int = 1,
 ) -> dict[str, dict[str, torch.Tensor]]:
     """What an engine on (tp, pp, dp) would write."""
     layout, values, files = Layout(ModelShape.from_config(config), tp, pp), whole(config), {}
     tables = [layout.flat_table(p) for p in range(pp)]
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = getattr(torch, BY_PRECISION[precision].name)
     shards = [-(-t.size // dp) for t in tables]
     for p in range(pp):
         for t in range(tp):
             local = {n: cut(layout, n, t, values["master"][n]).to(dtype) for n in layout.names(p)}
             files[model_file(t, p)] = write_safetensors(path / model_file(t, p), local)
             state = {}
-            for kind in KINDS if precision == "bf16" else KINDS[1:]:
+            for kind in KINDS[1:] if precision == "fp32" else KINDS:
                 flat = torch.zeros(shards[p] * dp)
                 for name, at, size in tables[p].entries:
                     flat[at : at + size] = cut(layout, name, t, values[kind][name]).reshape(-1)
@@ -101,9 +109,9 @@ files_are_slow = settings(max_examples=20, deadline=None, suppress_health_check=
 
 
 @files_are_slow
-@given(configs(), meshes, st.sampled_from(["fp32", "bf16"]), st.data())
+@given(configs(), meshes, st.sampled_from(PRECISIONS), st.data())
 def test_any_slice_of_the_weights(
-    tmp_path_factory: Any, config: dict[str, Any], mesh: tuple[int, int, int], precision: str, data: st.DataObject
+    tmp_path_factory: Any, config: dict[str, Any], mesh: tuple[int, int, int], precision: Precision, data: st.DataObject
 ) -> None:
     tp, pp, dp = mesh
     assume(not ModelShape.from_config(config).mesh_faults(tp, pp))
@@ -124,13 +132,13 @@ def test_any_slice_of_the_weights(
 
 
 @files_are_slow
-@given(configs(), meshes, meshes, st.sampled_from(["fp32", "bf16"]))
+@given(configs(), meshes, meshes, st.sampled_from(PRECISIONS))
 def test_any_cut_of_the_state_from_any_other(
     tmp_path_factory: Any,
     config: dict[str, Any],
     old: tuple[int, int, int],
     new: tuple[int, int, int],
-    precision: str,
+    precision: Precision,
 ) -> None:
     shape = ModelShape.from_config(config)
     assume(not shape.mesh_faults(old[0], old[1]) and not shape.mesh_faults(new[0], new[1]))
@@ -145,9 +153,14 @@ def test_any_cut_of_the_state_from_any_other(
 
 
 @files_are_slow
-@given(configs(), meshes, st.sampled_from(["fp32", "bf16"]), st.sampled_from([97, 1000, 1 << 20]), st.data())
+@given(configs(), meshes, st.sampled_from(PRECISIONS), st.sampled_from([97, 1000, 1 << 20]), st.data())
 def test_what_a_rank_saved_is_read_once_with_the_crc32_of_all_its_bytes(
-    tmp_path_factory: Any, config: dict[str, Any], mesh: tuple[int, int, int], precision: str, read: int, data: Any
+    tmp_path_factory: Any,
+    config: dict[str, Any],
+    mesh: tuple[int, int, int],
+    precision: Precision,
+    read: int,
+    data: Any,
 ) -> None:
     tp, pp, dp = mesh
     assume(not ModelShape.from_config(config).mesh_faults(tp, pp))
@@ -298,15 +311,15 @@ def test_keeping_none_is_no_pruning(tmp_path: Path) -> None:
 
 
 @settings(files_are_slow, max_examples=6)
-@given(configs(), meshes, st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 2)), st.sampled_from(["fp32", "bf16"]))
+@given(configs(), meshes, st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 2)), st.sampled_from(PRECISIONS))
 def test_a_checkpoint_in_another_cut_keeps_its_state(
-    tmp_path_factory: Any, config: dict[str, Any], old: tuple[int, int, int], new: tuple[int, int], precision: str
+    tmp_path_factory: Any, config: dict[str, Any], old: tuple[int, int, int], new: tuple[int, int], precision: Precision
 ) -> None:
     shape = ModelShape.from_config(config)
     assume(not shape.mesh_faults(old[0], old[1]) and not shape.mesh_faults(*new))
     folder = tmp_path_factory.mktemp("checkpoint")
     write(manifest.step_folder(folder / "old", 7), config, *old, precision, step=7)
-    for dtype in (None, "bf16", "fp32"):
+    for dtype in (None, *PRECISIONS):
         target = folder / str(dtype)
         convert(folder / "old", target, to="native", tp=new[0], pp=new[1], dtype=dtype)
         found = manifest.newest_whole(target)

@@ -52,6 +52,7 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
             {"train": {"precision": "bf16"}, "parallel": {"sequence_parallel": True, "zero1": False}},
             "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only",
         ),
+        ({"train": {"precision": "fp16"}}, "train.precision: engine nxd trains in bf16 or fp32; set one of them"),
         ({"train": {"compile": True}}, "train.compile: engine nxd's steps are compiled graphs already; leave it out"),
         (
             {"train": {"deterministic": False}},
@@ -94,3 +95,18 @@ def test_what_nxd_cannot_do_is_refused(raw: dict[str, Any], changes: dict[str, A
     told = {key: value for key, value in changes.items() if key != "model"}
     found = faults(raw, "nxd", **told)
     assert any(text.startswith(fault) for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("instance", "fault"),
+    [
+        ("ml.g5.xlarge", None),
+        ("ml.g4dn.xlarge", None),
+        ("ml.m5.4xlarge", "train.precision: fp16 is for GPUs, and ml.m5.4xlarge has none; set bf16 or fp32"),
+        ("ml.trn2.48xlarge", "train.precision: fp16 is for GPUs, and ml.trn2.48xlarge computes in bf16; set bf16"),
+    ],
+)
+def test_fp16_is_for_gpus(raw: dict[str, Any], instance: str, fault: str | None) -> None:
+    for precision, expected in (("fp16", [fault] if fault else []), ("bf16", [])):
+        train = {"precision": precision}
+        assert faults(raw, "native", train=train, compute={"instance_type": instance}) == expected

@@ -16,7 +16,10 @@ from smtrain.contract.log_lines import (
     step_records,
 )
 
-NAMES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "data_wait", "val_loss", "val_ppl", "val_accuracy")
+NAMES = (
+    "loss", "loss_scale", "skipped", "grad_norm", "lr", "tokens_per_s", "mfu", "data_wait", "val_loss", "val_ppl",
+    "val_accuracy",
+)  # fmt: skip
 
 
 @given(

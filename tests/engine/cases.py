@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.checkpoint import manifest
-from smtrain.checkpoint.native import NativeSource
+from smtrain.checkpoint.dtypes import BY_PRECISION
+from smtrain.checkpoint.native import KINDS, NativeSource
 from smtrain.contract.lineage import Lineage
 from smtrain.engine import saving
 from smtrain.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.engine.native import NativeEngine
+from smtrain.engine.native.scaling import GOOD_STEPS
 from smtrain.errors import SmtrainError
 from smtrain.model.families import ModelShape
 
@@ -74,8 +76,8 @@ def mesh(text: str) -> ParallelOptions:
         options = replace(options, activation_checkpointing="full")
     if "selective" in more:
         options = replace(options, activation_checkpointing="selective")
-    if "bf16" in more:
-        options = replace(options, precision="bf16")
+    for half in BY_PRECISION.keys() & more:
+        options = replace(options, precision=half)
     return replace(options, micro_batch_size=next((int(m[1:]) for m in more if m[0] == "m"), 4))
 
 
@@ -140,6 +142,23 @@ def steps(e: NativeEngine, first: int, last: int) -> list[tuple[float, float]]:
         result = e.step(*own(e, batch(e.config, step)), lr(step))
         out.append((result.loss, result.grad_norm))
     return out
+
+
+def scaled_steps(e: NativeEngine, first: int, last: int, overflow: int | None = None) -> list[StepResult]:
+    """`steps`, with all that is told of them; in step `overflow`, one number of one rank's gradient is infinite."""
+    out = []
+    for step in range(first, last):
+        if step == overflow and e.rank == e.world_size - 1:
+            e.optimizer.grad[0] = math.inf
+        out.append(e.step(*own(e, batch(e.config, step)), lr(step)))
+    return out
+
+
+def held(e: NativeEngine) -> dict[str, bytes]:
+    """The bits of this rank's weights and optimizer state."""
+    e.optimizer.shares.settle()
+    tensors = {kind: getattr(e.optimizer, kind) for kind in KINDS} | {"weights": e.stage.trained.flat.view(torch.int16)}
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 # What worlds run; the first argument is the rank.
@@ -422,6 +441,42 @@ def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded
     e = NativeEngine(config, replace(options, precision="bf16"), OPTIMIZER, source, 0)
     exact = NativeEngine(config, options, OPTIMIZER, source, 0)
     return e.optimizer.master.numpy(), e.optimizer.part(e.stage.flat).float().numpy(), exact.optimizer.master.numpy()
+
+
+def overflow(rank: int, config: dict[str, Any], options: ParallelOptions) -> dict[str, Any]:
+    """A step that overflows between two that do not, and the two without it."""
+    e, plain = engine(config, options), engine(config, options)
+    scale = e.optimizer.loss_scale
+    assert scale is not None
+    scaled_steps(e, 0, 1)
+    before = held(e)
+    (skipped,) = scaled_steps(e, 7, 8, overflow=7)
+    found = {"skipped": skipped, "kept": held(e) == before, "updates": e.optimizer.updates, "state": scale.state()}
+    scaled_steps(plain, 0, 1)
+    assert plain.optimizer.loss_scale is not None
+    plain.optimizer.loss_scale.restore({"scale": float(scale.scale), "good_steps": 0, "skipped": 0})
+    found["same"] = scaled_steps(e, 1, 3) == scaled_steps(plain, 1, 3)
+    scale.restore({"scale": 2.0**60, "good_steps": 0, "skipped": 0})
+    before = held(e)
+    (found["enormous"],) = scaled_steps(e, 3, 4)
+    return {**found, "kept": found["kept"] and held(e) == before}
+
+
+def train_and_save_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> list[StepResult]:
+    """Saves after two steps, of which the second is skipped; the next step but one doubles the scale."""
+    e = engine(config, options)
+    scale = e.optimizer.loss_scale
+    assert scale is not None
+    scaled_steps(e, 0, 2, overflow=1)
+    scale.restore({**scale.state(), "good_steps": GOOD_STEPS - 2})
+    e.save(folder, 2, {})
+    return scaled_steps(e, 2, 6, overflow=4)
+
+
+def resume_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> list[StepResult]:
+    e = engine(config, options, seed=7)
+    e.load(checkpoint)
+    return scaled_steps(e, 2, 6, overflow=4)
 
 
 def first_use_of_the_pipelines_group(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[str]:

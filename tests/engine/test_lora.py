@@ -56,7 +56,12 @@ def test_training_is_peft_s(
 
 @pytest.mark.parametrize(
     ("name", "text", "dropout"),
-    [("llama-tied-509", "221 sp full", 0.0), ("qwen3", "122", 0.1), ("gpt_neox", "212 bf16", 0.1)],
+    [
+        ("llama-tied-509", "221 sp full", 0.0),
+        ("qwen3", "122", 0.1),
+        ("gpt_neox", "212 bf16", 0.1),
+        ("llama", "221 fp16", 0.0),
+    ],
 )
 def test_going_on_is_bit_identical(name: str, text: str, dropout: float, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
@@ -109,13 +114,14 @@ def test_another_adapter_or_none_is_refused_on_every_rank(four: World, tmp_path:
     assert all("holds a whole model" in a for a in answers), answers
 
 
-@pytest.mark.parametrize("text", ["221 sp bf16", "122 full"])
+@pytest.mark.parametrize("text", ["221 sp bf16", "221 fp16", "122 full"])
 def test_the_base_is_frozen_in_its_own_type(text: str, four: World) -> None:
     config = CONFIGS["llama"]
     for told in four.run(adapters.frozen, config, mesh(text), lora(config)):
         assert told["unchanged"]
         assert not told["gradients"]
-        assert told["dtypes"] == ({"torch.bfloat16", "torch.float32"} if "bf16" in text else {"torch.float32"})
+        base = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}.get(text[-4:], "torch.float32")
+        assert told["dtypes"] == {base, "torch.float32"}
         assert told["numbers"] <= told["flat"]
 
 

@@ -83,7 +83,10 @@ def test_evaluation_is_the_loss_of_a_step(text: str, four: World) -> None:
     assert losses == pytest.approx([first] * 4, rel=1e-6)
 
 
-def test_bf16_trains(four: World, solo: World) -> None:
-    bf16, fp32 = (four.run(cases.fit_one_batch, CONFIGS["llama"], mesh(m), 8)[0] for m in ("212 sp bf16", "212"))
+def test_halves_train(four: World, solo: World) -> None:
+    bf16, fp16, fp32 = (
+        four.run(cases.fit_one_batch, CONFIGS["llama"], mesh(m), 8)[0] for m in ("212 sp bf16", "212 sp fp16", "212")
+    )
     assert fp32[-1] < fp32[0] - 0.2
     np.testing.assert_allclose(bf16, fp32, rtol=0.01)
+    np.testing.assert_allclose(fp16, fp32, rtol=0.002)  # its numbers have 3 bits more

@@ -14,11 +14,13 @@ from safetensors.torch import load_file
 
 from smtrain.checkpoint import manifest
 from smtrain.checkpoint.convert import convert
+from smtrain.checkpoint.dtypes import BY_PRECISION
 from smtrain.checkpoint.native import KINDS, NativeSource, StateReader
 from smtrain.checkpoint.native_files import model_file
 from smtrain.checkpoint.verifying import verify
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
+from smtrain.model.precision import Precision
 from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import Died, World
@@ -43,11 +45,12 @@ def test_no_steps_change_no_bit(name: str, four: World, tmp_path: Path) -> None:
         assert all(torch.equal(found[n], given[n]) for n in given), text
 
 
-def test_no_steps_change_no_bit_of_bf16(four: World, tmp_path: Path) -> None:
-    config = CONFIGS["llama-tied-509"]
-    four.run(cases.save_start, config, "221 bf16", tmp_path)
+@pytest.mark.parametrize("half", ["bf16", "fp16"])
+def test_no_steps_change_no_bit_of_a_half(half: Precision, four: World, tmp_path: Path) -> None:
+    config, dtype = CONFIGS["llama-tied-509"], getattr(torch, BY_PRECISION[half].name)
+    four.run(cases.save_start, config, f"221 {half}", tmp_path)
     found, given = cases.read_all(tmp_path / "step_00000000"), cases.weights(config)
-    assert all(torch.equal(found[n], given[n].bfloat16()) for n in given)
+    assert all(torch.equal(found[n], given[n].to(dtype)) for n in given)
 
 
 @pytest.mark.parametrize("name", ["llama-tied-509", "qwen3", "gpt_neox"])

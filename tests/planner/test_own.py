@@ -98,3 +98,15 @@ def test_a_run_on_it_corrects_its_plan() -> None:
     assert half.tokens_per_s < plain.tokens_per_s
     with pytest.raises(ConfigError, match=r"measured: this config's own mesh cannot have run"):
         smtrain.plan(raw(box=BOX) | {"parallel": {"tp": 8}}, machines=[("box", 1)], measured=1000.0)
+
+
+def test_fp16_is_planned_as_bf16_is_and_not_on_cpus() -> None:
+    def planned(precision: str, **box: Any) -> Any:
+        asked = raw(box={**BOX, **box})
+        asked["train"] |= {"engine": "native", "precision": precision}
+        return smtrain.plan(asked, compute={"instance_type": "ml.g5.xlarge"}, machines=[("box", 1)])
+
+    bf16, fp16 = planned("bf16"), planned("fp16")
+    assert fp16.memory_gib == bf16.memory_gib
+    assert (fp16.mesh, fp16.step_s) == (bf16.mesh, bf16.step_s)
+    assert any("fp16 is for GPUs, and box has none; set bf16 or fp32" in f for f in planned("fp16", kind="cpu").faults)

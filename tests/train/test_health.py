@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from smtrain.engine.base import Scaling, StepResult
 from smtrain.errors import SmtrainError
 from smtrain.train.health import HISTORY, PATIENCE, LossWatch, StallWatch
 
 
-def step(loss: float, grad_norm: float = 1.0) -> Any:
-    return SimpleNamespace(loss=loss, grad_norm=grad_norm)
+def step(loss: float, grad_norm: float = 1.0, scaling: Scaling | None = None) -> StepResult:
+    return StepResult(loss, grad_norm, scaling)
+
+
+def skipped(scale: float, loss: float = 3.0) -> StepResult:
+    """A step in fp16 whose gradient overflowed."""
+    return step(loss, float("inf"), Scaling(scale, max(1.0, scale / 2), True))
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (float("inf"), 1.0), (2.0, float("nan"))])
@@ -74,6 +78,23 @@ def test_the_usual_loss_is_known_across_resumes() -> None:
         after.check(number, step(60.0), range(8))
     with pytest.raises(SmtrainError, match=r"the loss exploded to 60 \(usually 3\.\d+\)"):
         after.check(PATIENCE, step(60.0), range(8))
+
+
+def test_a_step_that_fp16_skips_is_no_fault_while_a_lower_scale_may_help() -> None:
+    watch = LossWatch()
+    for scale in (65536.0, 4.0, 2.0, 1.0, 1.0):
+        watch.check(1, skipped(scale), range(8))
+    watch.check(6, step(3.0, 1.0, Scaling(1.0, 1.0, False)), range(8))
+    for number in range(1, PATIENCE):
+        watch.check(6 + number, skipped(1.0), range(8))
+    told = r"^train.precision: .* overflow fp16 at step 9, .* scale of 1, the lowest.*set bf16 or fp32, or lower the"
+    with pytest.raises(SmtrainError, match=told):
+        watch.check(9, skipped(1.0), range(8))
+
+
+def test_a_loss_that_is_no_number_is_no_matter_of_the_scale() -> None:
+    with pytest.raises(SmtrainError, match=r"^train.precision: the loss is inf at step 7, samples 96 to 111: act"):
+        LossWatch().check(7, skipped(65536.0, float("inf")), range(96, 112))
 
 
 def test_a_rank_that_stands_still_says_where_and_ends(capfd: pytest.CaptureFixture[str]) -> None:

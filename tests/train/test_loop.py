@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import signal
@@ -42,8 +44,8 @@ class Late:
 
     steps_ahead = 1
 
-    def __init__(self, engine: Any, spoilt: int | None) -> None:
-        self._engine, self._spoilt, self._begun = engine, spoilt, 0
+    def __init__(self, engine: Any, spoilt: int | None, overflows: int | None = None) -> None:
+        self._engine, self._spoilt, self._overflows, self._begun = engine, spoilt, overflows, 0
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -56,6 +58,8 @@ class Late:
         if number == self._spoilt:
             self._engine.optimizer.master[0] = math.nan
             self._engine.optimizer.publish()
+        if number == self._overflows:
+            self._engine.optimizer.grad[0] = math.inf
         numbers = self._engine.begin_step(*args)
 
         def read() -> Any:
@@ -75,7 +79,9 @@ class Late:
         return whole
 
 
-def go(rank: int, folder: Path, stopped: bool, spoilt: int | None) -> tuple[list[str], Any, list[str]]:
+def go(
+    rank: int, folder: Path, stopped: bool, spoilt: int | None, overflows: int | None = None
+) -> tuple[list[str], Any, list[str]]:
     """What the loop asked of an engine whose numbers come late, how it ended, and the checkpoints left."""
     from smtrain.contract.lineage import Lineage
     from smtrain.train.health import LossWatch, StallWatch
@@ -85,7 +91,8 @@ def go(rank: int, folder: Path, stopped: bool, spoilt: int | None) -> tuple[list
     config = JobConfig.model_validate(
         {"model": {"path": "s3://unused"}, "train": {**options, "save_interval": 3, "lr": 1e-3}}
     )
-    engine = Late(cases.engine(cases.CONFIGS["llama"], cases.mesh("111")), spoilt)
+    precision = "fp32" if overflows is None else "fp16"
+    engine = Late(cases.engine(cases.CONFIGS["llama"], cases.mesh(f"111 {precision}")), spoilt, overflows)
     stop = StopRequest()
     where: Any = Where()
     if stopped:
@@ -124,6 +131,39 @@ def test_a_save_whose_next_step_is_no_number_is_not_kept_however_late_that_is_se
     assert asked[-3:] == ["begin 4", "begin 5", "read 4"]
     assert "whole 3" not in asked
     assert left == []
+
+
+def said_of_an_overflow(rank: int, folder: Path) -> tuple[str, tuple[list[str], Any, list[str]]]:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        ended = go(rank, folder, False, None, overflows=4)  # the step that shows whether the save before it is good
+    return told.getvalue(), ended
+
+
+def test_a_step_that_overflows_fp16_is_said_and_skipped_and_the_save_before_it_kept(
+    solo: World, tmp_path: Path
+) -> None:
+    told, (asked, ended, left) = solo.run(said_of_an_overflow, tmp_path)[0]
+    assert "step 4 skipped: gradients overflowed fp16; loss scale 65536 -> 32768\n" in told
+    assert told.count("skipped") == 1
+    assert ended == 5
+    assert left == ["step_00000003", "step_00000005"]
+    assert "whole 3" in asked
+
+
+def refused_here(rank: int) -> str:
+    from smtrain.train.engines import join
+
+    config = JobConfig.model_validate({"model": {"path": "s3://unused"}, "train": {"precision": "fp16"}})
+    try:
+        join(config)
+    except SmtrainError as error:
+        return str(error)
+    return "joined"
+
+
+def test_fp16_is_refused_where_the_device_is_a_cpu(solo: World) -> None:
+    assert "train.precision: fp16 is for GPUs, and this machine has none" in solo.run(refused_here)[0]
 
 
 def test_a_stop_before_the_first_step_begins_none(solo: World, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import smtrain
 from smtrain.contract.log_lines import MACHINE_NUMBERS, machine_line, step_line
-from smtrain.engine.base import StepResult
+from smtrain.engine.base import Scaling, StepResult
 from smtrain.train.metrics import MetricsLog
 
 ROLE = "arn:aws:iam::111122223333:role/r"
@@ -41,6 +41,19 @@ def test_the_metric_definitions_find_every_number_in_a_steps_line(
     assert found["train:grad_norm"] == [norm]
     assert found["train:lr"] == [1.5e-4]
     assert all(len(numbers) == 1 for numbers in found.values())
+
+
+def test_a_step_that_was_skipped_says_so_in_place_of_its_norm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MetricsLog(tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
+    log.log(1, StepResult(2.0, float("inf"), Scaling(65536.0, 32768.0, True)), 1e-4, 0.0)
+    log.log(2, StepResult(2.0, 1.5, Scaling(32768.0, 32768.0, False)), 1e-4, 0.0)
+    log.close()
+    one, two = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (one["loss_scale"], one["skipped"], "grad_norm" in one) == (65536.0, 1, False)
+    assert (two["loss_scale"], "skipped" in two, two["grad_norm"]) == (32768.0, False, 1.5)
+    assert "step=1 loss=2.000000 loss_scale=65536 skipped=1 lr=" in capsys.readouterr().out
 
 
 def test_what_machines_use_is_a_metric_where_asked_for() -> None:

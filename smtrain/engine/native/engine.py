@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from smtrain.checkpoint import manifest
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.contract.lineage import Lineage
-from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
+from smtrain.engine.base import Evaluation, OptimizerOptions, ParallelOptions, Scaling, StepResult
 from smtrain.engine.initial import RandomFactors, RandomWeights
 from smtrain.engine.native import comm, persist
 from smtrain.engine.native.attention import packed
@@ -92,22 +94,28 @@ class NativeEngine:
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments)
             tokens = self._tokens(micro_batches)
-            scale = tokens.to(self._wide).reciprocal().float()
+            scale, scaling = tokens.to(self._wide).reciprocal().float(), self.optimizer.loss_scale
+            told = [] if scaling is None else [scaling.scale]
+            scale = scale if scaling is None else scale * scaling.scale
             total = self.pipeline.train(micro_batches, scale, self.optimizer.sums.last_backward)
         with part("optimizer"):
             norm = self.optimizer.step(lr)
         with part("data parallel"):
             for group in (self.mesh.dp_group, self.mesh.pp_group):  # from the sums on the last stages
                 dist.all_reduce(total, group=group)
-        made = Numbers([total, tokens, norm])
+        made = Numbers([total, tokens, norm, *told, *([] if scaling is None else [scaling.scale])])
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
             print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
         self._to_compile = False
 
         def numbers() -> StepResult:
-            loss, counted, grad_norm = made.read()
-            return StepResult(loss / counted, grad_norm)
+            loss, counted, grad_norm, *scales = made.read()
+            result = StepResult(loss / counted, grad_norm)
+            if not scales:
+                return result
+            before, after = scales
+            return replace(result, scaling=Scaling(before, after, skipped=not math.isfinite(grad_norm)))
 
         return numbers
 

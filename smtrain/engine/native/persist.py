@@ -45,7 +45,7 @@ class StageContents:
         tables = [layout.flat_table(p) for p in range(mesh.pp)]
         return Manifest(
             step=step,
-            optimizer_steps=engine.optimizer.steps,
+            optimizer_steps=engine.optimizer.updates,
             topology={"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp},
             precision=engine.options.precision if lora is None else "fp32",
             config=engine.config,
@@ -56,13 +56,14 @@ class StageContents:
             shapes={s.name: list(s.shape) for s in layout.shape.specs},
             root=root,
             adapter=None if lora is None else described(lora),
+            loss_scale=None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state(),
         )
 
 
 def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:
     """See `Engine.load`."""
     manifest = fill_from(checkpoint, engine.mesh, engine.shape, engine.lora, lambda reader: _fill(engine, reader, read))
-    engine.optimizer.restore(manifest.optimizer_steps)
+    engine.optimizer.restore(manifest.optimizer_steps, manifest.loss_scale)
     return manifest.state
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from smtrain.checkpoint.dtypes import BY_PRECISION
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.base import ParallelOptions
 from smtrain.engine.initial import RandomFactors, RandomWeights
@@ -50,7 +51,7 @@ class Stage(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.layout, self.mesh = layout, mesh
-        self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        self.dtype: torch.dtype = getattr(torch, BY_PRECISION[options.precision].name)
         self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
         self.described = normalise(config)

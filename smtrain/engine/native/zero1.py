@@ -1,11 +1,13 @@
 """AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the data-parallel ranks.
 
 A step sums the fp32 gradients of each rank's part there, updates that part of the fp32 weights, and gives all ranks the
-parameters (Rajbhandari et al. 2020; `exchange` sends). In fp32 the weights are the flat buffer itself; in bf16 a master
-copy is kept.
+parameters (Rajbhandari et al. 2020; `exchange` sends). In fp32 the weights are the flat buffer itself; in bf16 and fp16
+a master copy is kept.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from torch import nn
 from smtrain.engine.base import OptimizerOptions
 from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.exchange import GradientSums, WeightShares
+from smtrain.engine.native.scaling import LossScale
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.parts import part
 
@@ -23,11 +26,13 @@ _CHUNK = 4096  # of a norm in fp32: over 10 M numbers at once it is off by 4e-4
 class Zero1AdamW:
     """The optimizer of one rank; the stage's gradients are the optimizer's from now on.
 
-    In fp32 the stage's values are its own; in bf16 `take` is to be given each parameter's.
+    In fp32 the stage's values are its own; in bf16 and fp16 `take` is to be given each parameter's.
     """
 
     def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
         self.mesh, self.options, self.steps = mesh, options, 0
+        # Whatever is trained, gradients go through the stage's activations.
+        self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
         trained = stage.trained
         self.table, self.flat = trained.table, trained.flat
         self.shard = len(self.flat) // mesh.dp
@@ -105,7 +110,7 @@ class Zero1AdamW:
         return adamw
 
     def take(self, name: str, values: torch.Tensor) -> None:
-        """Begin with a parameter's values in fp32: what bf16 cannot hold of them is not lost."""
+        """Begin with a parameter's values in fp32: what a half cannot hold of them is not lost."""
         at, size = next((at, size) for known, at, size in self.table.entries if known == name)
         low, high = max(at, self.start), min(at + size, self.start + self.shard)
         if low < high:
@@ -120,9 +125,17 @@ class Zero1AdamW:
         with part("pipeline"):
             _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
         self.sums.finish()
-        norm = self._norm()
-        if self.options.grad_clip:
-            self._grad_part.mul_((self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0))
+        norm, scaling = self._norm(), self.loss_scale
+        if scaling is not None:
+            norm = norm / scaling.scale
+            overflowed = norm.isfinite().logical_not()
+            self._adamw.found_inf = overflowed.float()  # type: ignore[attr-defined]  # as GradScaler tells it
+        shrunk = (self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0) if self.options.grad_clip else None
+        if scaling is not None:
+            shrunk = scaling.scale.reciprocal() if shrunk is None else shrunk / scaling.scale
+            scaling.update(overflowed)
+        if shrunk is not None:
+            self._grad_part.mul_(shrunk)
         self.steps += 1
         for group in self._adamw.param_groups:
             group["lr"] = lr
@@ -144,10 +157,19 @@ class Zero1AdamW:
             mine.copy_(self.master)
         self.shares.send()
 
+    @property
+    def updates(self) -> int:
+        """Steps that were not skipped; waits for the device where any can be."""
+        return self.steps - (0 if self.loss_scale is None else int(self.loss_scale.skipped))
+
     @torch.no_grad()
-    def restore(self, steps: int) -> None:
-        """Continue after `steps` updates, once master, exp_avg and exp_avg_sq are filled."""
+    def restore(self, steps: int, loss_scale: Mapping[str, float] | None = None) -> None:
+        """Continue after `steps` updates, once master, exp_avg and exp_avg_sq are filled; with fp16 from `loss_scale`,
+        where there is one."""
         self.steps = steps
+        if self.loss_scale is not None and loss_scale is not None:
+            self.loss_scale.restore(loss_scale)
+            self.steps += int(loss_scale["skipped"])
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
         self.publish()

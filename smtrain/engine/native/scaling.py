@@ -1,0 +1,49 @@
+"""Dynamic loss scaling, which fp16 needs: its numbers end at 65504, and gradients below 6e-8 are 0 in it.
+
+The loss is multiplied by a scale before the backward pass, and the summed gradients are divided by it. A step whose
+gradient is no finite number is skipped and halves the scale; so many good ones in a row double it. The figures are
+those of torch.amp.GradScaler, which itself looks at the gradients of one rank and makes the host wait for the answer;
+here the norm of the whole mesh's gradient tells, which every rank has anyway, and nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+FIRST = 2.0**16
+GOOD_STEPS = 2000
+"""Steps without an overflow in a row, after which the scale is doubled."""
+FLOOR = 1.0
+
+
+class LossScale:
+    """The scale of the next step, on the device; the same on every rank. All of them are powers of two: to multiply and
+    divide by one changes no digit."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.tensor(FIRST, device=device)
+        self.good = torch.zeros((), dtype=torch.int64, device=device)
+        """Steps without an overflow since the scale was changed."""
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        """Steps of the run that were skipped."""
+
+    def update(self, overflowed: torch.Tensor) -> None:
+        """After a step; `overflowed` is its boolean. Makes new tensors: those of the step may still be read."""
+        good = torch.where(overflowed, 0, self.good + 1)
+        doubled = torch.where(good >= GOOD_STEPS, self.scale * 2, self.scale)
+        kept = torch.where(doubled.isfinite(), doubled, self.scale)
+        self.scale = torch.where(overflowed, (self.scale / 2).clamp(min=FLOOR), kept)
+        self.good = torch.where(good >= GOOD_STEPS, 0, good)
+        self.skipped = self.skipped + overflowed
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps; waits for the device."""
+        return {"scale": float(self.scale), "good_steps": int(self.good), "skipped": int(self.skipped)}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from what `state` gave."""
+        self.scale = torch.full_like(self.scale, state["scale"])
+        self.good = torch.full_like(self.good, int(state["good_steps"]))
+        self.skipped = torch.full_like(self.skipped, int(state["skipped"]))
