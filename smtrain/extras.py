@@ -9,7 +9,6 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from importlib.util import find_spec
 
 MODULES = {
@@ -60,6 +59,8 @@ def install(extra: str | None, package: str = "") -> str:
 
 
 def _packages(extra: str | None) -> list[str]:
+    from importlib import metadata  # loads a mail parser
+
     try:
         declared = metadata.requires("smtrain") or []
     except metadata.PackageNotFoundError:

@@ -1,10 +1,12 @@
 """Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, against `cp -r` and against whole-model-in-memory.
 
-A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), then in
-every round: cp -r of the model, our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter into
-it, cp -r of the shards, ours back, and the two conversions written straightforwardly with torch. Each of ours is
-compared with the cp -r of what it reads, of the same round and with as much in the page cache, which should have room
-for three times the model: else the disk, and the kernel as it looks for pages to drop, are what is measured.
+A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), and its
+shards for NxD. Then in every round: our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter
+into the model, the shards back, and the two conversions written straightforwardly with torch; before each of ours a
+cp -r of what it reads, which it is compared with. Every target is deleted at once, so that each run is given pages that
+were in use a moment ago: on a virtual machine those that were free for longer cost twice the time. The page cache
+should have room for three times the model: else the disk, and the kernel as it looks for pages to drop, are what is
+measured.
 Wall times are medians of whole processes, Python's start and our imports (`start_s`) included; memory is the peak
 RssAnon of the converting process (pages of files do not count). Our conversions read each byte of the source once, and
 check its crc32 on the way. Dirty pages are flushed before every measurement, so that no run pays for those of another.
@@ -92,10 +94,6 @@ save_file(state, dst / "model.safetensors", {"format": "pt"})
 """
 
 
-OVER = {"to_nxd": "cp", "to_hf": "cp_nxd", "merge": "cp", "to_torch_dist": "cp", "to_torch": "cp"}
-"""What each of ours is compared with."""
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -117,35 +115,42 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     model = folder / "hf"
     write_model(model, SHAPES[size])
     write_adapter(folder / "adapter", model)
+    shards = folder / "nxd"
+    timed([sys.executable, "-c", TO_NXD, str(model), str(shards)])
     cases = [
-        ("cp", ["cp", "-r", str(model)], folder / "cp"),
-        ("to_nxd", [sys.executable, "-c", TO_NXD, str(model)], folder / "nxd"),
-        ("to_torch_dist", [sys.executable, "-c", TO_TORCH_DIST, str(model)], folder / "torch_dist"),
-        ("to_torch", [sys.executable, "-c", TO_TORCH, str(model)], folder / "torch"),
-        ("merge", [sys.executable, "-c", MERGED, str(model), str(folder / "adapter")], folder / "merged"),
-        ("memory_to_nxd", [sys.executable, "-c", IN_MEMORY_TO_NXD, str(model)], folder / "memory_nxd"),
-        ("cp_nxd", ["cp", "-r", str(folder / "nxd")], folder / "cp"),
-        ("to_hf", [sys.executable, "-c", TO_HF, str(folder / "nxd")], folder / "back"),
-        ("memory_to_hf", [sys.executable, "-c", IN_MEMORY_TO_HF, str(folder / "nxd")], folder / "memory_back"),
+        ("to_nxd", TO_NXD, [model]),
+        ("to_torch_dist", TO_TORCH_DIST, [model]),
+        ("to_torch", TO_TORCH, [model]),
+        ("merge", MERGED, [model, folder / "adapter"]),
+        ("to_hf", TO_HF, [shards]),
+        *(
+            (("memory_to_nxd", IN_MEMORY_TO_NXD, [model]), ("memory_to_hf", IN_MEMORY_TO_HF, [shards]))
+            if memory
+            else ()
+        ),
     ]
     runs: dict[str, list[Run]] = {}
     runs["start"] = [timed([sys.executable, "-c", "import smtrain.checkpoint.convert"]) for _ in range(3)]
     written: dict[str, int] = {}
+
+    def run(name: str, command: list[str]) -> None:
+        target = folder / "target"
+        os.sync()
+        runs.setdefault(name, []).append(timed([*command, str(target)]))
+        written[name] = sum(p.stat().st_size for p in target.rglob("*") if p.is_file())
+        shutil.rmtree(target)
+
     for _ in range(rounds):
-        for name, command, target in cases:
-            if name.startswith("memory") and not memory:
-                continue
-            os.sync()
-            runs.setdefault(name, []).append(timed([*command, str(target)]))
-            written[name] = sum(p.stat().st_size for p in target.rglob("*") if p.is_file())
-            if name != "to_nxd":
-                shutil.rmtree(target)
-        shutil.rmtree(folder / "nxd")
+        for name, code, read in cases:
+            if not name.startswith("memory"):
+                run(f"cp_{name}", ["cp", "-r", str(read[0])])
+            run(name, [sys.executable, "-c", code, *map(str, read)])
     seconds = {name: statistics.median(run.seconds for run in made) for name, made in runs.items()}
-    # each run of ours over the cp of its own round: what else the machine does meets both alike
+    # each run of ours over the cp before it: what else the machine does meets both alike
     over = {
-        name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs[copied], strict=True))
-        for name, copied in OVER.items()
+        name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs[f"cp_{name}"], strict=True))
+        for name in runs
+        if f"cp_{name}" in runs
     }
     result: dict[str, Any] = {f"{name}_over_cp": round(value, 3) for name, value in over.items()}
     if memory:

@@ -30,6 +30,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "smtrain_base"
 """In the header of our adapter_model.safetensors: the digest of the weights that the adapter was trained on."""
 PREFIX = "base_model.model."
+_ON_ONE_THREAD = 1 << 18  # multiplications; OpenBLAS takes more threads above it
 _COPY = ".base_layer.weight"  # peft saves the base's own output layer beside factors of it
 # What peft calls starts that leave the base's weights as they are; the others move a part of them into the adapter.
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -61,7 +62,13 @@ class Factor:
 
     def delta(self, rows: tuple[int, int], columns: tuple[int, int]) -> Bits:
         """A window of scale * B A, in fp32."""
-        out: Bits = np.float32(self.scale) * (self.b[slice(*rows)] @ self.a[:, slice(*columns)])
+        a, b = self.a[:, slice(*columns)], self.b[slice(*rows)]
+        out: Bits = np.empty((len(b), a.shape[1]), np.float32)
+        # Each product is too small for numpy's BLAS to spread over threads, of which a conversion has its own.
+        step = max(1, _ON_ONE_THREAD // max(1, a.size))
+        for start in range(0, len(b), step):
+            np.matmul(b[start : start + step], a, out=out[start : start + step])
+        out *= np.float32(self.scale)
         return out
 
 

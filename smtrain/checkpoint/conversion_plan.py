@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -125,16 +126,35 @@ def matches(file: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in patterns)
 
 
-def on_threads(calls: list[Callable[[], None]]) -> None:
-    """All of them, on a few threads; the first error ends the rest."""
-    workers = max(1, min(8, cores_here(), len(calls)))
+def on_threads(groups: Iterable[Sequence[Callable[[], None]]]) -> None:
+    """All of them, on a few threads, each in a group of its own while there are such; the first error ends the rest.
+
+    Calls of different groups write different files, and the kernel lets one writer into a file at a time.
+    """
+    waiting = [deque(calls) for calls in groups if calls]
+    begun = iter(waiting)
+    lock, stopped = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        mine: deque[Callable[[], None]] = deque()
+        while not stopped.is_set():
+            with lock:
+                mine = mine or next(begun, mine) or max(waiting, key=len, default=mine)
+                if not mine:
+                    return
+                call = mine.popleft()
+            try:
+                call()
+            except BaseException:
+                stopped.set()
+                raise
+
+    workers = max(1, min(8, cores_here(), sum(map(len, waiting))))
     with ThreadPoolExecutor(workers, thread_name_prefix="convert") as pool:
-        futures: list[Future[None]] = [pool.submit(call) for call in calls]
+        futures = [pool.submit(work) for _ in range(workers)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            for future in futures:
-                future.cancel()
+            stopped.set()
     for future in futures:
-        if not future.cancelled():
-            future.result()
+        future.result()

@@ -5,32 +5,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from smtrain.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.checkpoint.conversion_plan import MANIFEST
 from smtrain.checkpoint.dtypes import BY_PRECISION, DType
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
 from smtrain.checkpoint.megatron_names import Spelling
-from smtrain.checkpoint.megatron_writer import MegatronCut, write_megatron
-from smtrain.checkpoint.merge import Changed, Merged
 from smtrain.checkpoint.native import StateReader
-from smtrain.checkpoint.native_writer import write_native
 from smtrain.checkpoint.nnm import NNMSource
 from smtrain.checkpoint.nnm_names import Release
-from smtrain.checkpoint.nnm_writer import write_nnm
 from smtrain.checkpoint.nxd_names import Qkv
-from smtrain.checkpoint.nxd_writer import write_nxd
 from smtrain.checkpoint.open import open_weights, step_names
-from smtrain.checkpoint.peft import write_peft
-from smtrain.checkpoint.reordered import Reordered
 from smtrain.checkpoint.sources import Cast
 from smtrain.checkpoint.storage import is_uri, place, refuse_overlap
-from smtrain.checkpoint.torch_dist_writer import write_torch_dist
 from smtrain.edge import public
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import KvOrder
+
+if TYPE_CHECKING:
+    from smtrain.checkpoint.merge import Changed
 
 Kind = Literal["nxd", "hf", "native", "megatron", "nemo-megatron", "peft"]
 Form = Literal["pt", "xser", "torch_dist", "torch"]
@@ -177,6 +171,9 @@ def convert(
         refuse_overlap(read, target)
     _refuse_another_kind(target, to)
     if to == "peft":
+        from smtrain.checkpoint.adapter import native_adapter
+        from smtrain.checkpoint.peft import write_peft
+
         adapter = native_adapter(place(source)) if is_uri(source) or Path(source).is_dir() else None
         if adapter is None:
             raise CheckpointError(f"{source} holds no checkpoint of a run with train.adapter; name its checkpoints.")
@@ -191,9 +188,14 @@ def convert(
         )
     state = StateReader.present(weights) if to == "native" else None
     if reordered_qkv:
+        from smtrain.checkpoint.reordered import Reordered
+
         weights, state = Reordered(weights), None
     merged = None
     if merge_adapter is not None:
+        from smtrain.checkpoint.adapter import open_adapter
+        from smtrain.checkpoint.merge import Merged
+
         weights = merged = Merged(weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config)))
         state = None
     weights = weights if dtype is None else Cast(weights, DTYPES[dtype])
@@ -201,18 +203,28 @@ def convert(
         beside = config if config is not None else (source if is_hf_folder(place(source)) else None)
         write_hf(weights, target, beside, max_shard_size, overwrite)
     elif to == "native":
+        from smtrain.checkpoint.native_writer import write_native
+
         write_native(weights, target, tp=tp, pp=pp, state=state, overwrite=overwrite)
     elif to == "nemo-megatron":
+        from smtrain.checkpoint.megatron_writer import MegatronCut
+        from smtrain.checkpoint.nnm_writer import write_nnm
+
         write_nnm(
             weights, target, MegatronCut(tp, pp, vocab_divisor=vocab_divisor or 8), release, form == "xser", overwrite
         )
     elif to == "megatron":
+        from smtrain.checkpoint.megatron_writer import MegatronCut, write_megatron
+        from smtrain.checkpoint.torch_dist_writer import write_torch_dist
+
         cut = MegatronCut(tp, pp, vpp, first_stage_layers, last_stage_layers, layers_per_stage, vocab_divisor or 128)
         if form == "torch":
             write_megatron(weights, target, cut, spec, overwrite)
         else:
             write_torch_dist(weights, target, cut, overwrite)
     else:
+        from smtrain.checkpoint.nxd_writer import write_nxd
+
         write_nxd(
             weights,
             target,

@@ -23,7 +23,6 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, not_written, present, staged
 from smtrain.checkpoint.storage import is_uri
 from smtrain.checkpoint.tensor_files import Job, TensorFile, run
-from smtrain.checkpoint.uploading import upload
 from smtrain.errors import CheckpointError
 
 
@@ -36,6 +35,8 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
     work = fingerprint(source, plan)
     signed = None if overwrite else work
     if is_uri(target):
+        from smtrain.checkpoint.uploading import upload
+
         upload(source, str(target), plan, work, overwrite)
         return
     try:
@@ -87,8 +88,7 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
     for container in plan.containers:
         if not container.offsets:
             _finish(stage.folder, container, {})
-    keyed = [(f"{g} {job[0].name}", job) for g, group in enumerate(plan.groups) for job in group]
-    on_threads([lambda key=key, job=job: one(key, job) for key, job in keyed])  # type: ignore[misc]
+    on_threads([partial(one, f"{g} {job[0].name}", job) for job in group] for g, group in enumerate(plan.groups))
     for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs, signed)}.items():
         (stage.folder / file).write_bytes(data)
 

@@ -74,12 +74,14 @@ class Merged(Wrapped):
         if factor is None:
             return bits
         dtype, (rows, columns) = self._source.dtype(name), tuple(bounds)
-        before = dtypes.values(bits, dtype)
-        delta = factor.delta(rows, columns)
-        sums = before + delta  # in fp32, or wider where the base is
         wide = dtypes.FP64 if dtype == dtypes.FP64 else dtypes.FP32
-        merged = dtypes.cast(sums.view(wide.bits), wide, dtype)
-        largest = float(np.abs(dtypes.values(merged, dtype) - before).max(initial=0.0))
+        merged, largest = np.empty(bits.shape, bits.dtype), 0.0
+        for few in dtypes.cached_rows(bits):
+            before = dtypes.values(bits[few], dtype)
+            sums = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns) + before
+            merged[few] = dtypes.cast(sums.view(wide.bits), wide, dtype)  # added in fp32, or wider where the base is
+            moved = dtypes.values(merged[few], dtype) - before
+            largest = max(largest, float(np.abs(moved, out=moved).max(initial=0.0)))
         with self._lock:
             self._largest[name] = max(largest, self._largest.get(name, 0.0))
         return merged

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from smtrain.checkpoint.checksum import crc32
+from smtrain.checkpoint.checksum import combined, crc32
 from smtrain.checkpoint.dtypes import Bits, DType
 from smtrain.checkpoint.storage import Bounds, Place
 from smtrain.errors import CheckpointError
@@ -21,12 +21,22 @@ class Tally:
     """Running checksums of slabs that are read front to back, so that checking them needs no reading of its own."""
 
     _seen: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _last: tuple[Bits, int] | None = None
+    """What was read last, held so that no other bytes come to lie there, and its crc32."""
 
-    def add(self, slab: Slab, start: int, data: memoryview) -> None:
+    def add(self, slab: Slab, start: int, data: Bits) -> None:
         """Bytes of a slab from its byte `start`; those that do not follow the last ones are not counted."""
         at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
         if start == at:
-            self._seen[slab.file, slab.offset] = (at + len(data), crc32(data, crc))
+            own = crc32(data)
+            self._last = data, own
+            self._seen[slab.file, slab.offset] = (at + data.nbytes, combined(crc, own, data.nbytes))
+
+    def crc32(self, data: Bits) -> int | None:
+        """Of an array that is, in memory, what was read last."""
+        if self._last is None or data.nbytes != self._last[0].nbytes or _address(data) != _address(self._last[0]):
+            return None
+        return self._last[1]
 
     def of(self, slab: Slab) -> int | None:
         """The crc32 of all its bytes, if all were seen."""
@@ -60,9 +70,9 @@ class Slab:
         low = sum(a * s for (a, _), s in zip(bounds, self.strides, strict=True))
         high = sum((b - 1) * s for (_, b), s in zip(bounds, self.strides, strict=True)) + 1
         data = self.place.read(self.file, self.offset + low * n, self.offset + high * n)
-        if tally is not None and self.crc32 is not None and high - low == prod(shape):
-            tally.add(self, low * n, data)
         flat = np.frombuffer(data, self.dtype.bits)
+        if tally is not None and self.crc32 is not None and high - low == prod(shape):
+            tally.add(self, low * n, flat)
         if high - low == prod(shape) and self.strides == contiguous(self.shape):
             return flat.reshape(shape)
         return np.lib.stride_tricks.as_strided(flat, shape, [s * n for s in self.strides])
@@ -104,6 +114,11 @@ class Slab:
             stop = min(start + _BLOCK, size)
             crc = crc32(self.place.read(self.file, self.offset + start, self.offset + stop), crc)
         return crc
+
+
+def _address(data: Bits) -> int:
+    found: int = data.__array_interface__["data"][0]
+    return found
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from smtrain.contract.reach import unanswered
 from smtrain.errors import CheckpointError, first_line
 from smtrain.extras import missing
 
@@ -173,6 +172,8 @@ class RemotePlace:
 
     def _list(self) -> dict[str, Any]:
         if self._listed is None:
+            from smtrain.contract.reach import unanswered  # loads http and ssl
+
             if why := unanswered(self._uri):
                 raise CheckpointError(f"{self._uri} cannot be listed: {why}.")
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from smtrain.checkpoint.conversion_plan import (
@@ -193,7 +194,7 @@ class _Writer:
         self._remove(self._journal.left)
         if not self._holds_back:
             self._begin()
-        on_threads([lambda jobs=jobs: self._group(jobs) for jobs in self._plan.groups])  # type: ignore[misc]
+        on_threads([partial(self._group, jobs)] for jobs in self._plan.groups)
         for container in self._plan.containers:
             if not container.offsets:
                 self._finished(self._start(container), {})
