@@ -1,4 +1,4 @@
-"""This machine: the processor cores and the memory that this process may use."""
+"""This machine: the processor cores and the memory that this process may use, and whether there is a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 def cores_here() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpu_here() -> bool:
+    """Whether the system has a device file of a GPU: NVIDIA's, AMD's, or that of WSL."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or any(Path("/dev", name).exists() for name in ("kfd", "dxg"))
 
 
 def memory_here() -> float | None:

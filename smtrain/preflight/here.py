@@ -1,4 +1,4 @@
-"""A local run against this machine: its processor cores and the memory that is free."""
+"""A local run against this machine: its processor cores, the memory that is free, and what fp16 needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
-from smtrain.machine import cores_here, memory_here
+from smtrain.facts import instance
+from smtrain.machine import cores_here, gpu_here, memory_here
 from smtrain.planner.machines import GIB, Machine, Mesh
 from smtrain.planner.memory import core_memory
 from smtrain.planner.workload import shape_of, work_of
@@ -21,7 +22,11 @@ PROCESS = 0.35 * GIB
 
 def machine(context: Context) -> Iterator[Finding]:
     """Whether this machine can hold the training processes that a local run starts on it."""
-    if context.on_aws or "train" not in context.stages:
+    if "train" not in context.stages:
+        return
+    if context.chain.given.train.precision == "fp16":
+        yield from _of_fp16(context)
+    if context.on_aws:
         return
     config, cores, free = context.chain.given, cores_here(), memory_here()
     started = f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
@@ -39,6 +44,17 @@ def machine(context: Context) -> Iterator[Finding]:
         yield Finding("machine", "warning", f"training here starts {started} on {cores} cores, which slows it", remedy)
     else:
         yield Finding("machine", "ok", f"training here starts {started} on {cores} cores")
+
+
+def _of_fp16(context: Context) -> Iterator[Finding]:
+    """Who has bf16 gains nothing by fp16, and the training itself refuses to run in it on a CPU."""
+    type_ = context.chain.given.compute.instance_type
+    if context.on_aws and instance(type_):
+        text = f"train.precision is fp16, which may skip steps, and {type_} has bf16, which needs no loss scaling"
+        yield Finding("machine", "warning", text, "set train.precision: bf16")
+    elif not context.on_aws and not gpu_here():
+        text = "train.precision: fp16 is for GPUs, and this machine has none"
+        yield Finding("machine", "fault", text, "set train.precision: bf16 or fp32")
 
 
 def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:

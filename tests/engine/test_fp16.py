@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.manifest import Manifest
@@ -52,6 +54,9 @@ def test_going_on_is_bit_identical(four: World, tmp_path: Path) -> None:
     assert saved.loss_scale == {"scale": FIRST / 2, "good_steps": GOOD_STEPS - 2, "skipped": 1}
     assert (saved.step, saved.optimizer_steps) == (2, 1)
     assert {NativeSource(checkpoint).dtype(name).name for name in NativeSource(checkpoint).names()} == {"float16"}
+    convert(checkpoint, tmp_path / "exported", to="hf")
+    assert {t.dtype for t in load_file(tmp_path / "exported" / "model.safetensors").values()} == {torch.float16}
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "float16"
     convert(checkpoint, tmp_path / "cut", to="native", tp=1, pp=2)
     assert Manifest.read(tmp_path / "cut" / "step_00000002").loss_scale == saved.loss_scale
 

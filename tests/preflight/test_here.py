@@ -46,6 +46,16 @@ def test_a_few_more_processes_than_cores_are_only_said(raw: dict[str, Any], monk
     assert told.remedy.startswith("what fits: --set compute.instance_count=1 --set compute.processes_per_instance=2")
 
 
+def test_fp16_is_refused_where_there_is_no_gpu(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    raw["compute"]["instance_type"] = "ml.g5.xlarge"
+    for there in (False, True):
+        monkeypatch.setattr(here, "gpu_here", lambda there=there: there)
+        report = smtrain.check(raw, stage="train", target="local", train={"precision": "fp16"})
+        told = [f"{f.text}; {f.remedy}" for f in report.faults if f.check == "machine"]
+        refused = "train.precision: fp16 is for GPUs, and this machine has none; set train.precision: bf16 or fp32"
+        assert told == ([] if there else [refused])
+
+
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
