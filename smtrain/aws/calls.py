@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from smtrain.aws.models import share_models
 from smtrain.aws.region import VARIABLES, region_of
 from smtrain.aws.silence import SILENCE
 from smtrain.edge import SPELLERS
@@ -61,6 +62,7 @@ def aws_session(region: str | None) -> boto3.Session:
     inner.set_default_client_config(
         Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"mode": "standard", "total_max_attempts": 3})
     )
+    share_models(inner)
     SILENCE.watch(inner)
     return cleaned(boto3.Session(region_name=region or region_of(inner), botocore_session=inner))
 

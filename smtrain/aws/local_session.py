@@ -9,6 +9,8 @@ import boto3
 import botocore.session
 from botocore.config import Config
 
+from smtrain.aws.models import share_models
+
 
 def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3.Session:
     # Neither the user's profile nor their files are looked at; a proxy would send 127.0.0.1 elsewhere.
@@ -19,6 +21,7 @@ def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3
             "credentials_file": (None, None, os.devnull, None),
         }
     )
+    share_models(isolated)
     ours = Config(proxies={}, max_pool_connections=32)
 
     class LocalSession(boto3.Session):

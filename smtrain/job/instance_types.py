@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
-from typing import Any
 
+from smtrain.aws.models import described
 from smtrain.config import JobConfig
 from smtrain.facts import instance
 
@@ -27,7 +27,4 @@ def type_faults(config: JobConfig) -> list[str]:
 
 @cache
 def _known() -> frozenset[str]:
-    import botocore.session
-
-    shape: Any = botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType")
-    return frozenset(shape.enum)
+    return frozenset(described("sagemaker").shape_for("TrainingInstanceType").enum)

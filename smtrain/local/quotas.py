@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import botocore.session
 from moto.core.exceptions import JsonRESTError
 from moto.servicequotas.responses import ServiceQuotasResponse
 
 from smtrain.aws.local_plane import ACCOUNT, REGION
+from smtrain.aws.models import described
 from smtrain.facts.sagemaker import PER_JOB, RUN_TIME, SPOT, TRAINING, WARM_POOL
 from smtrain.local import validation
 from smtrain.local.jobs import JobRecord, hosts_of
@@ -44,10 +44,7 @@ class Quotas:
     """The quotas of the account."""
 
     def __init__(self) -> None:
-        model = botocore.session.Session(
-            session_vars={"config_file": (None, None, "/dev/null", None)}
-        ).get_service_model("sagemaker")
-        kinds = sorted(getattr(model.shape_for("TrainingInstanceType"), "enum", []))
+        kinds = sorted(getattr(described("sagemaker").shape_for("TrainingInstanceType"), "enum", []))
         names = [name.format(type=kind) for kind in kinds for name in (TRAINING, SPOT, WARM_POOL)]
         self.values = dict.fromkeys([*names, PER_JOB], DEFAULT_INSTANCES) | {RUN_TIME: DEFAULT_SECONDS}
         self._defaults = dict(self.values)

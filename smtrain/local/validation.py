@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import botocore.session
 from botocore.validate import ParamValidator
 
+from smtrain.aws.models import described
 from smtrain.facts import instance
 
 SHOWN, CHOICES = 60, 12  # characters of a value that a message repeats, values of an enumeration that it lists
@@ -22,8 +22,7 @@ INSTANCE_TYPES = "TrainingInstanceType"
 @cache
 def input_shape(service: str, operation: str) -> Any:
     """What an operation takes, whatever the user's AWS settings are."""
-    session = botocore.session.Session(session_vars={"config_file": (None, None, "/dev/null", None)})
-    return session.get_service_model(service).operation_model(operation).input_shape
+    return described(service).operation_model(operation).input_shape
 
 
 def fault_of(service: str, operation: str, asked: dict[str, Any]) -> str | None:

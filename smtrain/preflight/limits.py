@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from smtrain.aws.models import described
 from smtrain.preflight.context import Context
 from smtrain.preflight.findings import Finding
 
@@ -45,11 +46,7 @@ def violations(request: dict[str, Any]) -> Iterator[str]:
 
 @cache
 def _shape() -> Any:
-    import botocore.session
-
-    # Without the user's own files: nothing of them is needed to read the model.
-    session = botocore.session.Session(session_vars={"config_file": (None, None, "/dev/null", None)})
-    return session.get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
+    return described("sagemaker").operation_model("CreateTrainingJob").input_shape
 
 
 def _beyond(value: Any, shape: Any, path: str) -> Iterator[str]:
