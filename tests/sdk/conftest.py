@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 ROLE = "arn:aws:iam::111122223333:role/training"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def schema_checked_once() -> Iterator[None]:
+    """The SDKs have jsonschema judge one and the same schema of their own, which never changes, four times a trainer:
+    most of the time of these tests."""
+    judged: dict[int, Any] = {}
+    judge = Draft202012Validator.check_schema
+
+    def once(schema: Any, *rest: Any) -> None:
+        if judged.get(id(schema)) is not schema:
+            judge(schema, *rest)
+            judged[id(schema)] = schema
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Draft202012Validator, "check_schema", staticmethod(once))
+        yield
 
 
 @pytest.fixture(autouse=True)
