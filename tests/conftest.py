@@ -69,6 +69,17 @@ def raw(model_folder: Path, text_folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(autouse=True)
+def environment_as_it_was() -> Iterator[None]:
+    """Libraries set variables while they are imported, which would change the environment of all later tests' processes
+    (and none of these could be a copy of the warm Python, `tests/warm.py`)."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def local_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """$SMTRAIN_HOME of this test process, whose control plane is ended at the end."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from smtrain.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.evaluation.asked import Asked
+from smtrain.evaluation.libraries import no_repository, quiet, settled, within
 from smtrain.evaluation.progress import HarnessProgress
 from smtrain.extras import collector_paused, missing, present
 
@@ -89,16 +88,12 @@ class Tasks:
                 )
             folders = [*([str(work / "mmlu")] if made else []), *([str(asked.data.resolve())] if yamls else [])]
             local = set(asked.tasks) <= {*made, *_names(yamls)}
-        os.environ.setdefault("HF_DATASETS_CACHE", str(work / "cache"))
-        if not sys.stderr.isatty():
-            os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries are noise in a log
-        if local:  # nothing is to be asked of a network that there may not be
-            for name in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-                os.environ[name] = "1"
         with collector_paused():
             from lm_eval.tasks import TaskManager
 
-        with _quiet(), _within(asked.data):
+        # nothing is to be asked of a network that there may not be
+        self._settled = partial(settled, work / "cache", offline=local)
+        with quiet(), self._settled(), within(asked.data):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
             unknown = [name for name in asked.tasks if not self.manager.match_tasks([name])]
             if unknown:
@@ -119,7 +114,7 @@ class Tasks:
         asked = self.asked
         folder, adapter = folder.resolve(), adapter.resolve() if adapter else None  # from here, not from the data
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
-        with _quiet(), _within(asked.data):
+        with quiet(), self._settled(), within(asked.data):
             with collector_paused():
                 from lm_eval import simple_evaluate
                 from lm_eval.models.huggingface import HFLM
@@ -149,7 +144,7 @@ class Tasks:
             if progress is not None:
                 progress.watch(model)
             try:
-                with _no_repository():
+                with no_repository():
                     found: Any = simple_evaluate(
                         model=model, tasks=list(asked.tasks), num_fewshot=asked.num_fewshot, limit=asked.limit,
                         task_manager=self.manager, apply_chat_template=asked.chat_template, log_samples=True,
@@ -250,48 +245,3 @@ def _names(yamls: list[Path]) -> Iterator[str]:
     """The names of tasks, groups and tags in files of the harness, whose own tags a plain reader does not know."""
     for path in yamls:
         yield from (found[1] for found in _NAMED.finditer(path.read_text("utf-8", errors="replace")))
-
-
-@contextlib.contextmanager
-def _within(folder: Path | None) -> Iterator[None]:
-    """In the folder of the tasks: the files that a task names are relative to it."""
-    before = Path.cwd()
-    if folder is not None:
-        os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the harness's and its libraries' warnings about themselves."""
-    import logging
-    import warnings
-
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers", "lm-eval")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _no_repository() -> Iterator[None]:
-    """The harness asks git for the commit of whatever folder this is, which complains where it is no repository."""
-    from lm_eval import evaluator
-
-    name = "get_git_commit_hash"
-    asks = getattr(evaluator, name, None)
-    setattr(evaluator, name, lambda: None)
-    try:
-        yield
-    finally:
-        setattr(evaluator, name, asks)

@@ -175,10 +175,20 @@ def test_two_models_are_paired_on_the_same_questions(model: Path, base: Path, ow
 
 
 def test_how_far_it_has_come_is_said(model: Path, own_task: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import datasets
+    from huggingface_hub import constants
+    from lm_eval.api import task
+
+    def settings() -> list[Any]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_"))}
+        return [own, constants.HF_HUB_OFFLINE, datasets.config.HF_DATASETS_CACHE, task.tqdm.__init__]
+
     said: list[str] = []
+    before = settings()
     tasks = Tasks(Asked(("reds",), own_task, limit=5))
     tasks.measure(model, progress=HarnessProgress(said.append, every=0))
     tasks.close()
+    assert settings() == before, "what a notebook does next is not offline, and has its bars"
     assert said == [f"{done} of 10 requests" for done in range(1, 10)]
     assert "Tokenizing inputs" not in capfd.readouterr().err, "a bar in a log"
 

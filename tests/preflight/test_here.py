@@ -46,7 +46,9 @@ def test_a_few_more_processes_than_cores_are_only_said(raw: dict[str, Any], monk
     assert told.remedy.startswith("what fits: --set compute.instance_count=1 --set compute.processes_per_instance=2")
 
 
-def test_fp16_is_refused_where_there_is_no_gpu(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_is_refused_where_there_is_no_gpu(
+    raw: dict[str, Any], local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw["compute"]["instance_type"] = "ml.g5.xlarge"
     for there in (False, True):
         monkeypatch.setattr(here, "gpu_here", lambda there=there: there)

@@ -1,0 +1,93 @@
+"""What the harness and its libraries are told while they work, and what they find as it was afterwards.
+
+They take their settings from the environment while they are imported, once for the whole process: in a notebook, what
+was good for one evaluation would hold for all that its user does next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def settled(cache: Path, offline: bool) -> Iterator[None]:
+    """Data goes into `cache` unless the user names another folder; `offline`, nothing is asked of the hub.
+
+    Where there is no terminal, no bars are drawn.
+    """
+    from datasets import config
+    from huggingface_hub import constants
+    from lm_eval.api import task
+    from transformers.utils import hub
+
+    told: list[tuple[Any, str, Any]] = []
+    if "HF_DATASETS_CACHE" not in os.environ:
+        told.append((config, "HF_DATASETS_CACHE", cache))
+        told.append((config, "DOWNLOADED_DATASETS_PATH", cache / "downloads"))
+        told.append((config, "EXTRACTED_DATASETS_PATH", cache / "downloads/extracted"))
+    if offline:
+        told += [(config, "HF_HUB_OFFLINE", True), (config, "HF_DATASETS_OFFLINE", True)]
+        told.append((constants, "HF_HUB_OFFLINE", True))
+        if hasattr(hub, "_is_offline_mode"):  # transformers 4
+            told.append((hub, "_is_offline_mode", True))
+    if not sys.stderr.isatty():
+        told.append((task.tqdm, "__init__", partialmethod(task.tqdm.__init__, disable=True)))
+    before = [(where, name, getattr(where, name)) for where, name, _ in told]
+    try:
+        for where, name, value in told:
+            setattr(where, name, value)
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)
+
+
+@contextlib.contextmanager
+def within(folder: Path | None) -> Iterator[None]:
+    """In the folder of the tasks: the files that a task names are relative to it."""
+    before = Path.cwd()
+    if folder is not None:
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the harness's and its libraries' warnings about themselves."""
+    import logging
+    import warnings
+
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "transformers", "lm-eval")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def no_repository() -> Iterator[None]:
+    """The harness asks git for the commit of whatever folder this is, which complains where it is no repository."""
+    from lm_eval import evaluator
+
+    name = "get_git_commit_hash"
+    asks = getattr(evaluator, name, None)
+    setattr(evaluator, name, lambda: None)
+    try:
+        yield
+    finally:
+        setattr(evaluator, name, asks)
