@@ -123,12 +123,9 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
         ("to_torch", TO_TORCH, [model]),
         ("merge", MERGED, [model, folder / "adapter"]),
         ("to_hf", TO_HF, [shards]),
-        *(
-            (("memory_to_nxd", IN_MEMORY_TO_NXD, [model]), ("memory_to_hf", IN_MEMORY_TO_HF, [shards]))
-            if memory
-            else ()
-        ),
     ]
+    if memory:
+        cases += [("memory_to_nxd", IN_MEMORY_TO_NXD, [model]), ("memory_to_hf", IN_MEMORY_TO_HF, [shards])]
     runs: dict[str, list[Run]] = {}
     runs["start"] = [timed([sys.executable, "-c", "import smtrain.checkpoint.convert"]) for _ in range(3)]
     written: dict[str, int] = {}

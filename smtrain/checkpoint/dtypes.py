@@ -13,7 +13,7 @@ from smtrain.model.precision import Precision
 if TYPE_CHECKING:
     import torch
 
-_CACHED = 1 << 16  # numbers
+_CACHED = 1 << 16  # numbers converted together
 Bits = np.ndarray[Any, np.dtype[Any]]
 """An array of unsigned integers, each the bits of one number."""
 

@@ -38,14 +38,8 @@ def settled(cache: Path, offline: bool) -> Iterator[None]:
             told.append((hub, "_is_offline_mode", True))
     if not sys.stderr.isatty():
         told.append((task.tqdm, "__init__", partialmethod(task.tqdm.__init__, disable=True)))
-    before = [(where, name, getattr(where, name)) for where, name, _ in told]
-    try:
-        for where, name, value in told:
-            setattr(where, name, value)
+    with _told(told):
         yield
-    finally:
-        for where, name, value in before:
-            setattr(where, name, value)
 
 
 @contextlib.contextmanager
@@ -84,10 +78,18 @@ def no_repository() -> Iterator[None]:
     """The harness asks git for the commit of whatever folder this is, which complains where it is no repository."""
     from lm_eval import evaluator
 
-    name = "get_git_commit_hash"
-    asks = getattr(evaluator, name, None)
-    setattr(evaluator, name, lambda: None)
+    with _told([(evaluator, "get_git_commit_hash", lambda: None)]):
+        yield
+
+
+@contextlib.contextmanager
+def _told(values: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """With these attributes of libraries, (where, name, value) each, and with their own afterwards."""
+    before = [(where, name, getattr(where, name, None)) for where, name, _ in values]
     try:
+        for where, name, value in values:
+            setattr(where, name, value)
         yield
     finally:
-        setattr(evaluator, name, asks)
+        for where, name, value in before:
+            setattr(where, name, value)

@@ -39,8 +39,13 @@ def precision_fault(precision: str, engine: str, instance_type: str) -> str | No
     if is_neuron(instance_type):
         return f"train.precision: fp16 is for GPUs, and {instance_type} computes in bf16; set bf16"
     if instance_type.startswith("ml.") and not is_gpu(instance_type):
-        return f"train.precision: fp16 is for GPUs, and {instance_type} has none; set bf16 or fp32"
+        return no_gpu_for_fp16(instance_type)
     return None
+
+
+def no_gpu_for_fp16(machine: str) -> str:
+    """Why nothing trains in fp16 on CPUs."""
+    return f"train.precision: fp16 is for GPUs, and {machine} has none; set bf16 or fp32"
 
 
 def family(instance_type: str) -> str:

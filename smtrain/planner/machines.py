@@ -11,6 +11,7 @@ from typing import Any, Literal
 from smtrain.config.machine import MachineEntry
 from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
+from smtrain.facts.engines import no_gpu_for_fp16
 from smtrain.model.families import LAYER, ModelShape
 from smtrain.model.layout import Layout
 from smtrain.model.lora import AdapterShape, Lora
@@ -221,7 +222,7 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
             f"{mesh.dp} x {mesh.micro_batch}"
         )
     if work.precision == "fp16" and not machine.accelerated:
-        yield f"train.precision: fp16 is for GPUs, and {machine.type} has none; set bf16 or fp32"
+        yield no_gpu_for_fp16(machine.type)
     if mesh.sequence_parallel and work.seq_len % mesh.tp:
         yield f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence parallelism"
 
