@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,13 @@ class Executor:
 
     def busy(self) -> bool:
         return bool(self._runs)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until the folders of jobs that have ended are gone, which nobody would remove before the next start."""
+        deadline = time.monotonic() + seconds
+        for name, run in list(self._runs.items()):
+            if self.jobs[name].ended:
+                run.join(max(0.0, deadline - time.monotonic()))
 
     def done(self, job: JobRecord) -> None:
         """A job's thread ends: nothing of the job runs any more."""

@@ -28,6 +28,8 @@ from smtrain.local import moto_contract
 from smtrain.local.files import write_atomically
 from smtrain.local.gate import Gate
 
+SETTLES_WITHIN = 10.0  # seconds; whoever ends us waits for twenty
+
 
 class ServerLog(io.TextIOBase):
     """server.log, which loses what a full disk does not take: no thread may end because it had something to say."""
@@ -143,6 +145,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
         threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
     room.insist(lambda: write_atomically(state / "endpoint.json", json.dumps(written)))
     server.serve_forever(poll_interval=0.05)
+    executor.settle(SETTLES_WITHIN)
     # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.
     store.close()
     sys.stdout.flush()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
+
+from smtrain.aws.local_plane import shut_down
 
 from .conftest import Client, StartServer, client_of, gone, processes
 
@@ -88,3 +91,12 @@ def test_a_killed_control_plane_takes_its_jobs_along(start_server: StartServer, 
     assert processes(mark)
     os.kill(endpoint.pid, signal.SIGKILL)
     assert gone(mark)
+
+
+def test_a_control_plane_told_to_end_first_removes_what_ended_jobs_had_on_disk(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    on_hosts = Client(start_server())
+    on_hosts.completed("cd /opt/ml/code; mkdir {1..100}; touch {1..100}/{1..100}", hosts=2)
+    shut_down(tmp_path / "home")
+    assert not list((tmp_path / "home").glob("local/jobs/*/hosts/*"))
