@@ -41,6 +41,8 @@ def demo(
 
     folder, console = options.folder_of("--out", out), Console()
     keys = options.keys_of(set_, docker=docker)
+    if docker and not any(key.startswith("local.image=") for key in keys):
+        keys.append(f"local.image={_image()}")
     if not tiny and _can_be_had(keys):
         from smtrain.cli.demo_answers import run_and_show
 
@@ -48,6 +50,14 @@ def demo(
         return
     done = run(TINY, target="local", again=again, set_=keys)
     show(done, Path(folder or "runs/demo"), console, overwrite=overwrite)
+
+
+def _image() -> str:
+    """An image for the demo's containers: the one that its jobs have on AWS is for Neuron, and of 10 GB."""
+    from smtrain.local.containers import tiny
+    from smtrain.local.containers.daemon import connect
+
+    return tiny.usable_here(connect())
 
 
 def _can_be_had(set_: list[str]) -> bool:

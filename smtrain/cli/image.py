@@ -146,7 +146,7 @@ def pull(
         say(f"image {image} is here already")
         return
     ecr = registry.ecr_of(image)
-    size = registry.size_of(ecr, image)
+    size = registry.size_of(client, ecr, image)
     told = (
         f"{size / 1e9:.1f} GB to fetch, some {size * registry.UNPACKED / 1e9:.0f} GB on the disk"
         if size

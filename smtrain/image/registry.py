@@ -8,7 +8,8 @@ from typing import Any
 
 from smtrain.errors import LocalError
 from smtrain.facts.images import ecr_image
-from smtrain.local.containers.daemon import plainly, room, sentence
+from smtrain.image.manifest import layers_size
+from smtrain.local.containers.daemon import architecture, plainly, room, sentence
 from smtrain.text import Say
 
 UNPACKED = 2.5
@@ -25,21 +26,31 @@ def ecr_of(name: str) -> Any:
     return Target("aws", region=named.region).client("ecr")
 
 
-def size_of(ecr: Any, name: str) -> int | None:
+def size_of(client: Any, ecr: Any, name: str) -> int | None:
     """Bytes of an image's compressed layers, as its registry has them; None where it does not say.
 
-    Raises `LocalError` where the registry does not have it.
+    Raises `LocalError` where Amazon ECR does not have it.
     """
     named = ecr_image(name)
     if named is None or ecr is None:
-        return None
-    told = ecr.batch_get_image(**named.asked)
+        return layers_size(name, architecture(client))
+    asked = named.asked
+    manifest = _in_ecr(ecr, asked, name)
+    for entry in manifest.get("manifests", []):
+        if entry.get("platform", {}).get("architecture") == architecture(client):
+            manifest = _in_ecr(ecr, {**asked, "imageIds": [{"imageDigest": entry["digest"]}]}, name)
+            break
+    return sum(layer["size"] for layer in manifest.get("layers", [])) or None
+
+
+def _in_ecr(ecr: Any, asked: dict[str, Any], name: str) -> dict[str, Any]:
+    """A manifest. Raises `LocalError` where there is none."""
+    told = ecr.batch_get_image(**asked)
     if told.get("failures") or not told.get("images"):
         code = (told.get("failures") or [{}])[0].get("failureCode", "ImageNotFound")
         raise LocalError(f"{name} is not in its registry ({code}); `smtrain images` lists those of AWS")
-    manifest = json.loads(told["images"][0]["imageManifest"])
-    layers = [layer["size"] for layer in manifest.get("layers", [])]
-    return sum(layers) or None
+    manifest: dict[str, Any] = json.loads(told["images"][0]["imageManifest"])
+    return manifest
 
 
 def login(ecr: Any, name: str) -> dict[str, str] | None:
@@ -54,7 +65,7 @@ def login(ecr: Any, name: str) -> dict[str, str] | None:
 
 def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
     """Fetch an image. Raises `LocalError`: no room, no rights, not there."""
-    size, free = size_of(ecr, name), room(client)
+    size, free = size_of(client, ecr, name), room(client)
     if size and free is not None and size * (1 + UNPACKED) > free:
         raise LocalError(
             f"{name} is {size / 1e9:.1f} GB, some {size * UNPACKED / 1e9:.0f} GB unpacked, and Docker's disk has "
@@ -84,11 +95,10 @@ def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
 
 def _split(name: str) -> tuple[str, str]:
     """Repository and tag; a digest counts as a tag."""
-    if "@" in name:
-        repository, _, digest = name.partition("@")
-        return repository, digest
-    head, colon, tag = name.rpartition(":")
-    return (head, tag) if colon and "/" not in tag else (name, "latest")
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(name)
+    return repository, tag or "latest"
 
 
 def _told(steps: Any, name: str, say: Say) -> None:

@@ -10,7 +10,8 @@ import pytest
 from smtrain.config import STAGES
 from smtrain.errors import LocalError
 from smtrain.image import verify
-from smtrain.local.containers.daemon import local_image
+from smtrain.local.containers import tiny
+from smtrain.local.containers.daemon import BORROWS, local_image
 from smtrain.local.containers.tiny import make
 from smtrain.preflight.findings import Finding
 from tests import docker
@@ -77,3 +78,31 @@ def test_an_image_is_looked_into_and_tried() -> None:
             verify.verify(client, local_image(client, "smtrain-tiny:no-python"), STAGES, "native", None)
     finally:
         client.images.remove("smtrain-tiny:no-python", force=True)
+
+
+@pytest.mark.docker
+def test_a_tiny_image_that_is_made_again_leaves_nothing_without_a_name() -> None:
+    client, name = docker.client(), "localhost:5000/smtrain-tiny-test:again"
+    try:
+        first, second = make(client, name), make(client, name, env={"MORE": "1"})
+        assert first != second
+        assert client.images.get(name).id == second
+        assert first not in {image.id for image in client.images.list()}
+    finally:
+        client.images.remove(name, force=True)
+
+
+@pytest.mark.docker
+def test_the_demo_makes_an_image_where_none_is_and_takes_it_as_it_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, name = docker.client(), "smtrain-tiny-test"
+    monkeypatch.setattr(tiny, "NAME", name)
+    try:
+        assert tiny.usable_here(client) == name
+        first = client.images.get(name).id
+        tiny.usable_here(client)
+        assert client.images.get(name).id == first
+        client.api.import_image_from_data(b"\0" * 10240, name, "latest", changes=[f"LABEL {BORROWS}=/other/python"])
+        tiny.usable_here(client)
+        assert client.images.get(name).labels[BORROWS] == client.images.get(docker.IMAGE).labels[BORROWS]
+    finally:
+        client.images.remove(name, force=True)

@@ -121,11 +121,16 @@ def present_image(client: Any, name: str) -> Any:
         return None
     except docker.errors.APIError as error:
         raise LocalError(sentence(error, f"looking for image {name}")) from None
-    asked, here = image.attrs.get("Architecture") or "", client.info().get("Architecture") or platform.machine()
-    here = _ARCHITECTURES.get(here, here)
+    asked, here = image.attrs.get("Architecture") or "", architecture(client)
     if asked and asked != here:
         raise LocalError(f"image {name} is for {asked}, and this machine is {here}: pull or build it for linux/{here}")
     return image
+
+
+def architecture(client: Any) -> str:
+    """The processor that Docker runs images for, as images name it."""
+    here = str(client.info().get("Architecture") or platform.machine())
+    return _ARCHITECTURES.get(here, here)
 
 
 def borrowed(image: Any, allowed: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ debootstrap makes it, are packed in place of those of this machine.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import LocalError
-from smtrain.local.containers.daemon import BORROWS, plainly
+from smtrain.local.containers.daemon import BORROWS, plainly, present_image
 
+NAME = "smtrain-tiny"
 FOLDERS = ("dev", "proc", "sys", "etc", "home", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "var/tmp")
 SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 USERS = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
@@ -30,10 +32,15 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
     variables of the image.
     Raises `LocalError` where this machine's root folder is not one of today's, or Docker refuses.
     """
-    lent = sorted({sys.prefix, sys.base_prefix, *(() if programs else ("/usr",))})
+    import docker.errors
+    import docker.utils
+
+    lent = _lent(programs)
     variables = {"PATH": f"{sys.prefix}/bin:{SYSTEM}", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **(env or {})}
     changes = [*(f"ENV {key}={value}" for key, value in variables.items()), f"LABEL {BORROWS}={':'.join(lent)}"]
-    repository, _, tag = name.partition(":")
+    repository, given = docker.utils.parse_repository_tag(name)
+    tag = given or "latest"
+    before = [image for image in client.images.list() if image.tags == [f"{repository}:{tag}"]]
     with tempfile.NamedTemporaryFile(suffix=".tar") as packed, plainly(f"making image {name}"):
         with tarfile.open(fileobj=packed, mode="w") as tar:
             if programs:
@@ -41,10 +48,32 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
             else:
                 _skeleton(tar)
         packed.flush()
-        answer = client.api.import_image_from_file(packed.name, repository, tag or "latest", changes=changes)
+        answer = client.api.import_image_from_file(packed.name, repository, tag, changes=changes)
     if "error" in answer:
         raise LocalError(f"making image {name} failed: Docker said: {answer.strip().splitlines()[-1]}")
-    return str(client.images.get(name).id)
+    made = str(client.images.get(name).id)
+    for image in before:
+        # Else every making leaves one without a name. One that a container uses is left to Docker.
+        with contextlib.suppress(docker.errors.APIError):
+            if image.id != made:
+                client.images.remove(image.id)
+    return made
+
+
+def usable_here(client: Any) -> str:
+    """The name of an image that borrows from this machine; it is made where it is not here, or lends another Python.
+
+    Raises `LocalError` as `make` does.
+    """
+    image = present_image(client, NAME)
+    lent = ((image.labels or {}).get(BORROWS) or "") if image else ""
+    if lent != ":".join(_lent(None)):
+        make(client, NAME)
+    return NAME
+
+
+def _lent(programs: Path | None) -> list[str]:
+    return sorted({sys.prefix, sys.base_prefix, *(() if programs else ("/usr",))})
 
 
 def _skeleton(tar: tarfile.TarFile) -> None:
