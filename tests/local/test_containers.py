@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +22,14 @@ import pytest
 
 from smtrain.aws.local_hosts import TAG, LocalHosts, read
 from smtrain.aws.local_server import server_environment
+from smtrain.errors import LocalError
+from smtrain.local.containers import tiny
 from smtrain.local.containers.daemon import BORROWS, connect
 from smtrain.testing.switches import Plane
 from tests import docker
 from tests.processes import commands
 
-from .conftest import Client, ContainerClient, channel, wait_for
+from .conftest import Client, ContainerClient, channel, gone, wait_for
 from .test_api import refused
 
 PROBE = """
@@ -310,6 +316,87 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
     assert "1 container, 1 network" in told.stdout
     assert not docker.left(endpoint.home)
     wait_for(lambda: str(endpoint.home) not in Path("/proc/mounts").read_text())
+
+
+class Daemon:
+    """A Docker of a test's own, beside the machine's, to be killed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.address = root, f"unix://{root}/s"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        root = self.root
+        # In namespaces of its own: bridge, firewall and mounts of the machine's Docker are not its to touch.
+        command = [
+            "unshare", "--net", "--mount", "dockerd", "--data-root", f"{root}/data",
+            "--exec-root", f"{root}/exec", "--pidfile", f"{root}/pid", "--host", self.address,
+        ]  # fmt: skip
+        with open(root / "log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        while not _answers():
+            if self.process.poll() is not None:
+                pytest.skip("no second Docker here: " + (root / "log").read_text().splitlines()[-1])
+
+    def kill(self) -> None:
+        assert self.process
+        self.process.kill()
+        self.process.wait()
+        (self.root / "pid").unlink()
+
+    def end(self) -> None:
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
+
+
+def _answers() -> bool:
+    """Whether a Docker answers where `DOCKER_HOST` says."""
+    with contextlib.suppress(LocalError):
+        connect()
+        return True
+    time.sleep(0.2)
+    return False
+
+
+@pytest.fixture
+def own_daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    if os.getuid() or not shutil.which("dockerd"):
+        pytest.skip("dockerd is not installed here, or this is not root")
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path may be short alone
+        daemon = Daemon(Path(folder))
+        try:
+            monkeypatch.setenv("DOCKER_HOST", daemon.address)
+            daemon.start()
+            tiny.make(connect(), docker.IMAGE)
+            yield daemon
+        finally:
+            daemon.end()
+
+
+@pytest.mark.docker
+def test_a_killed_docker_fails_its_jobs_and_leaves_nothing_once_it_is_back(
+    own_daemon: Daemon, start_server: Any
+) -> None:
+    client = ContainerClient(start_server())
+    # Isolated: what is in another network namespace finds no address of this machine to ask for S3.
+    name = client.start("sleep 9753124 & echo ready; wait", hosts=2, EnableNetworkIsolation=True)
+    client.wait_for_line(name, "ready")
+    client.wait_for_line(name, "ready", "algo-2")
+    own_daemon.kill()
+    job = client.wait(name)
+    assert job["TrainingJobStatus"] == "Failed"
+    assert "Docker ended while the container ran" in job["FailureReason"]
+    assert gone("sleep 9753124")
+    own_daemon.start()
+    home = client.endpoint.home
+    told = subprocess.run(
+        [sys.executable, "-m", "smtrain", "local", "clean"], capture_output=True, text=True, check=False,
+        env={**os.environ, "SMTRAIN_HOME": str(home)},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert not docker.left(home)
+    assert client.lines(client.completed("echo on", EnableNetworkIsolation=True)) == ["on"]
 
 
 def test_the_tag_says_what_is_asked_for() -> None:

@@ -16,9 +16,10 @@ from smtrain.aws.local_plane import shut_down
 from smtrain.aws.target import Target
 from smtrain.errors import JobError
 from smtrain.job.inputs import Upload, upload_all
+from tests import docker
 from tests.faults.nthwrite import ALWAYS, FailingDisk
 
-from .conftest import Client, gone, serve
+from .conftest import Client, client_of, gone, serve
 
 MEGABYTE = b"x" * (1 << 20)
 
@@ -73,8 +74,8 @@ def refused(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk) -> None:
-    client = Client(serve(disk.home))
+def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk, kind: str) -> None:
+    client = client_of(kind, serve(disk.home))
     for name in ("a", "b", "c"):
         client.put(f"bodies/{name}", MEGABYTE)
     sentence = f"no space left on {disk.home} (SMTRAIN_HOME): free some (`smtrain local clean` says what can go)"
@@ -87,6 +88,8 @@ def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk) -> Non
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith(f"ClientError: {sentence}")
     assert gone(f"987{disk.home.name}")
+    if kind == "docker":
+        assert not docker.left(disk.home)
     assert client.lines(name)[0] == "ready"
     disk.fill()  # what the job had is gone, and so is the room it took
 
@@ -104,7 +107,7 @@ def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk) -> Non
     assert client.completed("echo on")["TrainingJobStatus"] == "Completed"
 
     shut_down(disk.home)
-    again = Client(serve(disk.home))
+    again = client_of(kind, serve(disk.home))
     assert again.describe(name)["FailureReason"] == job["FailureReason"], "also its end was written down"
     if disk.mounted:
         assert again.keys("bodies/") == ["bodies/e"]
