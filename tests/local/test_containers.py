@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -23,7 +25,7 @@ import pytest
 from smtrain.aws.local_hosts import TAG, LocalHosts, read
 from smtrain.aws.local_server import server_environment
 from smtrain.errors import LocalError
-from smtrain.local.containers import tiny
+from smtrain.local.containers import baked, tiny
 from smtrain.local.containers.daemon import BORROWS, connect
 from smtrain.testing.switches import Plane
 from tests import docker
@@ -397,6 +399,34 @@ def test_a_killed_docker_fails_its_jobs_and_leaves_nothing_once_it_is_back(
     assert told.returncode == 0, told.stderr
     assert not docker.left(home)
     assert client.lines(client.completed("echo on", EnableNetworkIsolation=True)) == ["on"]
+
+
+def test_what_an_image_has_in_opt_ml_stays_below_the_hosts_folder(tmp_path: Path) -> None:
+    ml, packed = tmp_path / "ml", tmp_path / "image.tar"
+    for name in ("model", "input", "code"):
+        (ml / name).mkdir(parents=True)
+    entries = [
+        ("ml/", None), ("ml/model/hidden", b"x"), ("ml/code/", None), ("ml/code/train.sh", b"run"), ("ml/own/", None),
+        ("ml/own/a", b"a"), ("ml/code/up", "../own"), ("ml/out", "/etc"), ("ml/code/up/b", b"b"), ("ml/out/evil", b"x"),
+        ("ml/code/../../evil", b"x"),
+    ]  # fmt: skip
+    with tarfile.open(packed, "w") as tar:
+        for name, content in entries:
+            entry = tarfile.TarInfo(name)
+            entry.mode = 0o755
+            if content is None:
+                entry.type = tarfile.DIRTYPE
+            elif isinstance(content, str):
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
+            else:
+                entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content if isinstance(content, bytes) else b""))
+    baked.lay(packed, ml)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"image.tar", "ml/code/train.sh", "ml/own/a", "ml/own/b"}
+    assert os.access(ml / "code/train.sh", os.X_OK)
+    assert os.readlink(ml / "out") == "/etc"
+    assert not Path("/etc/evil").exists()
 
 
 def test_the_tag_says_what_is_asked_for() -> None:

@@ -98,7 +98,9 @@ def test_an_image_of_ones_own_is_run_as_image_train(
     plane_of: Callable[[str], Client], image_with: Callable[..., str]
 ) -> None:
     """SDK v2's plain `Estimator(image_uri=...).fit()`: two hosts, a channel, a hyperparameter, a metric, a model."""
-    client = plane_of(image_with("smtrain-test-own", {"opt/own/train": TRAIN}, [path_with("/opt/own")]))
+    # Below /opt/ml, as AWS's pages lay it; what the service mounts there hides what the image has.
+    files = {"opt/ml/code/train": TRAIN, "opt/ml/model/hidden": "", "opt/ml/input/data/train/a": "the image's"}
+    client = plane_of(image_with("smtrain-test-own", files, [path_with("/opt/ml/code")]))
     request = without_entrypoint(
         client,
         hosts=2,

@@ -32,6 +32,7 @@ class ContainerHost(Host):
         algorithm = self.job.request["AlgorithmSpecification"]
         entrypoint, arguments = algorithm.get("ContainerEntrypoint"), algorithm.get("ContainerArguments")
         fastfile = self._fastfile(lazy)
+        containers.lay(self.ml)
         self._open_to_all()
         spec = {
             "ml": str(self.ml),
@@ -75,7 +76,7 @@ class ContainerHost(Host):
             for name in files:
                 path = os.path.join(parent, name)
                 if not os.path.islink(path):
-                    os.chmod(path, 0o666)  # noqa: S103
+                    os.chmod(path, 0o666 | os.stat(path).st_mode & 0o111)  # noqa: S103
             folders[:] = [name for name in folders if not os.path.ismount(os.path.join(parent, name))]
 
     def _end_rest(self) -> None:

@@ -16,7 +16,7 @@ from smtrain.aws.local_hosts import LocalHosts
 from smtrain.aws.local_plane import REGION
 from smtrain.errors import LocalError
 from smtrain.facts import instance
-from smtrain.local.containers import leftovers, settings
+from smtrain.local.containers import baked, leftovers, settings
 from smtrain.local.containers.daemon import HOME, JOB, borrowed, connect, local_image, plainly
 from smtrain.local.containers.door import Door
 from smtrain.local.jobs import JobRecord, hosts_of
@@ -42,6 +42,7 @@ class JobContainers:
         self.addresses: dict[str, str] = {}
         """Of every host, known before any runs: a name that cannot be resolved yet ends many a script."""
         self.door: Door | None = None
+        self._packed: Path | None = None
 
     def open(self) -> None:
         """Make the network and, where the job has one, the way to S3."""
@@ -60,6 +61,12 @@ class JobContainers:
         self.addresses = {name: at for (name, _, _), at in zip(hosts_of(self.job.request), addresses, strict=True)}
         if not isolated:
             self.door = Door(self.executor.app, gateway)
+        self._packed = baked.fetch(self.client, self.image, labels, self.job.folder / "image-ml.tar")
+
+    def lay(self, ml: Path) -> None:
+        """Put what the image has below /opt/ml into a host's."""
+        if self._packed:
+            baked.lay(self._packed, ml)
 
     def environment(self) -> dict[str, str]:
         """Region, and how to reach and sign for S3 where the job has a network."""
@@ -105,6 +112,9 @@ class JobContainers:
         if self.door:
             self.door.close()
             self.door = None
+        if self._packed:
+            self._packed.unlink(missing_ok=True)
+            self._packed = None
         try:
             leftovers.remove_job(self.client, self.home, self.job.name)
         except Exception as error:
