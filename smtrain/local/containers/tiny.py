@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
 import tarfile
@@ -51,7 +52,10 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
         answer = client.api.import_image_from_file(packed.name, repository, tag, changes=changes)
     if "error" in answer:
         raise LocalError(f"making image {name} failed: Docker said: {answer.strip().splitlines()[-1]}")
-    made = str(client.images.get(name).id)
+    with plainly(f"making image {name}"):
+        # podman calls what it imports `latest`, whatever the tag is.
+        client.api.tag(json.loads(answer.strip().splitlines()[-1])["status"], repository, tag)
+        made = str(client.images.get(name).id)
     for image in before:
         # Else every making leaves one without a name. One that a container uses is left to Docker.
         with contextlib.suppress(docker.errors.APIError):
