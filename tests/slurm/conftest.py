@@ -17,7 +17,7 @@ import pytest
 from smtrain.config.cluster import Cluster
 from smtrain.handle.job import Job
 from smtrain.slurm.place import SlurmPlace
-from tests.slurm.daemons import Slurm, lacking
+from tests.slurm.daemons import Slurm, cannot, lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = int(os.environ.get("SMTRAIN_SLURM_PATIENCE", "600"))  # seconds: a machine may be full
@@ -26,22 +26,20 @@ PATIENCE = int(os.environ.get("SMTRAIN_SLURM_PATIENCE", "600"))  # seconds: a ma
 @pytest.fixture(scope="session")
 def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if reason := lacking():
-        pytest.skip(reason)
+        cannot(reason)
     slurm = Slurm(tmp_path_factory.mktemp("slurm"))
     try:
         try:
             slurm.start()
         except AssertionError as error:
-            if os.environ.get("SMTRAIN_SLURM") == "required":
-                raise
-            pytest.skip(f"no Slurm can be started here: {error}")
+            cannot(f"no Slurm can be started here: {error}")
         yield slurm
     finally:
         slurm.stop()
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
+def wait_for(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    deadline = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.2)
@@ -108,6 +106,6 @@ def small_disk(bench: Bench) -> Iterator[Path]:
     """The cluster's shared folder on a disk of 4 MiB."""
     made = ["mount", "-t", "tmpfs", "-o", "size=4m", "smtrain-test", str(bench.shared)]
     if subprocess.run(made, capture_output=True).returncode:
-        pytest.skip("no tmpfs can be mounted here")
+        cannot("no tmpfs can be mounted here")
     yield bench.shared
     subprocess.run(["umount", "--lazy", str(bench.shared)], check=True)

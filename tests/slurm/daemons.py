@@ -10,6 +10,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from tests.ports import free_port
 
@@ -23,6 +26,11 @@ def lacking() -> str | None:
     if absent:
         return f"no {', '.join(absent)} here (apt-get install slurmctld slurmd slurm-client munge)"
     return None if os.geteuid() == 0 else "slurmd needs root"
+
+
+def cannot(reason: str) -> NoReturn:
+    """Skip a test that can not be run here; where SMTRAIN_SLURM=required says that it must be, it fails."""
+    (pytest.fail if os.environ.get("SMTRAIN_SLURM") == "required" else pytest.skip)(reason)
 
 
 class Slurm:

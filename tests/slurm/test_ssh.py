@@ -16,6 +16,7 @@ from smtrain.handle.job import Job
 from smtrain.slurm import copying
 from smtrain.slurm.head import Head, HeadError, HeadLostError
 from tests.slurm.conftest import Bench, wait_for
+from tests.slurm.daemons import cannot
 from tests.slurm.sshd import Sshd, lacking, reached_by_ssh
 
 COUNTS = """
@@ -37,7 +38,7 @@ print("saved", at, flush=True)
 @pytest.fixture
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
     if reason := lacking():
-        pytest.skip(reason)
+        cannot(reason)
     environment = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path / "home"))
     with reached_by_ssh(tmp_path / "sshd", environment or {"LC_ALL": "C"}) as daemon:
@@ -135,7 +136,7 @@ def test_an_upload_whose_connection_breaks_goes_on_and_is_whole(
     sshd: Sshd, tmp_path: Path, rsync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rsync and shutil.which("rsync") is None:
-        pytest.skip("no rsync here")
+        cannot("no rsync here")
     if not rsync:
         monkeypatch.setattr(sshd, "environment", {"PATH": without_rsync(tmp_path)})
         sshd.end()

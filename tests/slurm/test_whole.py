@@ -29,7 +29,7 @@ from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from smtrain.slurm.place import SlurmPlace
 from tests.slurm import sshd
-from tests.slurm.conftest import wait_for
+from tests.slurm.conftest import PATIENCE, wait_for
 from tests.slurm.daemons import Slurm
 from tests.slurm.faults import FAULTS
 
@@ -69,7 +69,10 @@ class Site:
         return next(job for job in list_jobs(self.place, name_contains=f"{run}-{stage}-"))
 
     def ended(self, job: Job) -> str:
-        return str(wait_for(lambda: status if (status := job.status) in ("Completed", "Failed", "Stopped") else None))
+        def end() -> str | None:
+            return status if (status := job.status) in ("Completed", "Failed", "Stopped") else None
+
+        return str(wait_for(end, PATIENCE + 2 * WALL + 2 * STEPS))  # two seconds a step, with what befalls them
 
 
 @pytest.fixture(scope="module")
