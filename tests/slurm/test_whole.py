@@ -178,7 +178,7 @@ def meet_with_faults(site: Site, job: Job, kills: int) -> None:
 @pytest.mark.skipif(not WALL, reason="SMTRAIN_SLURM_WALL is not set: Slurm counts time limits in minutes")
 def test_a_run_that_needs_several_time_limits_trains_as_if_there_was_none(site: Site) -> None:
     # Slurm's own limit, shorter than a config may ask for: the last of two options of a name counts.
-    walls = {**site.cluster, "sbatch": ["--time=2", "--signal=B:USR1@30"]}
+    walls = {**site.cluster, "sbatch": ["--time=3", "--signal=B:USR1@60"]}
     train = {**site.config["train"], "steps": WALL, "save_interval": WALL}  # type: ignore[dict-item]
     config = {**site.config, "name": "walled", "cluster": walls, "train": train}
     jobs = {result.stage: result.job for result in smtrain.run(config, wait=False, say=lambda _: None).results}
