@@ -27,15 +27,15 @@ def queued(job: Job) -> str:
     return str(wait_for(lambda: place.queued_id(job.name)))
 
 
-def with_environment(*words: str) -> list[int]:
-    """Processes that were started with all these variables."""
-    wanted = {word.encode() for word in words}
+def with_environment(slurm: Slurm, *words: str) -> list[int]:
+    """Processes of this cluster that were started with all these variables; another one may run beside it."""
+    wanted = {word.encode() for word in (f"SLURM_CONF={slurm.conf}", *words)}
     return [pid for pid in commands() if wanted <= set(read(pid, "environ").split(b"\0"))]
 
 
 def kill_rank(slurm: Slurm, job: Job, chance: random.Random) -> bool:
     alive = [
-        pid for pid in with_environment(f"TRAINING_JOB_NAME={job.name}")
+        pid for pid in with_environment(slurm, f"TRAINING_JOB_NAME={job.name}")
         if any(word.endswith(PROGRAMS) for word in arguments(pid)[1:])
     ]  # fmt: skip
     with suppress(ProcessLookupError):
@@ -59,7 +59,10 @@ def kill_node(slurm: Slurm, job: Job, chance: random.Random) -> bool:
     """A node as good as switched off until Slurm has given it up: its slurmd and all that it runs are gone."""
     node = chance.choice(slurm.nodes[:2])
     slurm.kill(node)
-    ours = {*with_environment(f"TRAINING_JOB_NAME={job.name}", f"SLURMD_NODENAME={node}"), *batch_scripts(node)}
+    ours = {
+        *with_environment(slurm, f"TRAINING_JOB_NAME={job.name}", f"SLURMD_NODENAME={node}"),
+        *batch_scripts(slurm, node),
+    }
     for pid in {*ours, *filter(is_step, map(parent, ours))}:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -84,13 +87,11 @@ def arguments(pid: int) -> list[bytes]:
     return read(pid, "cmdline").split(b"\0")
 
 
-def batch_scripts(node: str) -> list[int]:
+def batch_scripts(slurm: Slurm, node: str) -> list[int]:
     """Shells of batch scripts on a node, as they lie in its spool folder."""
-    spool = f"/spool-{node}/".encode()
+    spool, script = f"{slurm.folder}/spool-{node}/".encode(), b"/slurm_script"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [
-        pid for pid in pids if any(spool in word and word.endswith(b"/slurm_script") for word in arguments(pid))
-    ]  # fmt: skip
+    return [pid for pid in pids if any(word.startswith(spool) and word.endswith(script) for word in arguments(pid))]
 
 
 def is_step(pid: int) -> bool:
