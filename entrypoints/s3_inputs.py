@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -43,6 +44,7 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
     digest = hashlib.sha256(json.dumps([uri, objects]).encode()).hexdigest()[:16]
     place = shared / "s3" / digest
     data, manifest = place / "data", place / "manifest.json"
+    parts = place / "parts" / f"{os.uname().nodename}.{os.getpid()}"  # of this process alone: two may copy the same
     if manifest.exists():
         say(f"{uri} is in {data} since an earlier job")
         return data
@@ -53,15 +55,24 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
     total, done, told = sum(size for *_, size, _ in lacking), 0, time.monotonic()
     say(f"copying {total / 1e6:.1f} MB of {uri} to {data}")
     with ThreadPoolExecutor(STREAMS) as pool:
-        copies = {pool.submit(_copy, client, bucket, key, data / name): size for key, name, size, _ in lacking}
+        copies = {
+            pool.submit(_copy, client, bucket, key, data / name, parts / str(number)): size
+            for number, (key, name, size, _) in enumerate(lacking)
+        }
         for copy in as_completed(copies):
-            copy.result()
+            try:
+                copy.result()
+            except OSError:
+                if manifest.exists():  # another job has copied all of it, and cleared up
+                    return data
+                raise
             done += copies[copy]
             if time.monotonic() - told > SAY_S:
                 told = time.monotonic()
                 say(f"copied {done / 1e6:.1f} of {total / 1e6:.1f} MB")
     rows = [{"key": key, "size": size, "etag": etag} for key, _, size, etag in objects]
     _write(manifest, json.dumps({"uri": uri, "objects": rows}, indent=1))
+    shutil.rmtree(place / "parts", ignore_errors=True)  # what killed jobs have left, too
     return data
 
 
@@ -69,23 +80,18 @@ def _there(path: Path, size: int) -> bool:
     return path.exists() and path.stat().st_size == size
 
 
-def _copy(client: Any, bucket: str, key: str, path: Path) -> None:
+def _copy(client: Any, bucket: str, key: str, path: Path, part: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = _part(path)
+    part.parent.mkdir(parents=True, exist_ok=True)
     client.download_file(bucket, key, str(part))
     part.replace(path)
 
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = _part(path)
+    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.part")
     part.write_text(text, "utf-8")
     part.replace(path)
-
-
-def _part(path: Path) -> Path:
-    """Of this process alone, as two jobs may copy the same."""
-    return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.part")
 
 
 def main() -> None:

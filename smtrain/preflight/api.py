@@ -73,6 +73,8 @@ CHECKS: dict[str, Check] = {
     "spot": cost.spot,
     "price": cost.price,
 }
+_ON_CLUSTERS = ("text", "tasks", "memory")
+"""Of these, what is the same on a Slurm cluster; what its head node tells is in `cluster`."""
 
 
 @public
@@ -149,8 +151,11 @@ def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> 
         chain = Chain(config, place, look=False)
     except ConfigError as error:
         return Report(_of_config(error))
-    found = cluster.look(chain, stages, probe="train" in stages)
-    return Report((Finding("config", "ok", "the config is valid"), *found))
+    context = Context(chain, stages)
+    # A machine that the planner does not know has no plan: nothing to tell of nodes of one's own.
+    found = [one for name in _ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
+    nodes = cluster.look(chain, stages, probe="train" in stages)
+    return Report((Finding("config", "ok", "the config is valid"), *nodes, *found))
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:

@@ -29,9 +29,11 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
     yield Finding("head", "ok", f"{place.head.name} has {version}")
     yield from _shared(place)
     yield from _inputs(chain, place)
-    yield from _partitions(chain, place, stages)
-    yield from _account(place)
-    if probe:
+    found = list(_partitions(chain, place, stages))
+    if not any(finding.level == "fault" for finding in found):
+        found += _account(place)
+    yield from found
+    if probe and not any(finding.level == "fault" for finding in found):  # else no node would start
         yield from asked_nodes(chain.config, place, inputs_in_place(chain))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from smtrain.config import JobConfig
@@ -27,7 +28,8 @@ _PROBE = """
 lacks=$(python3 -c 'import importlib.util as u, sys
 print(*[n for n in sys.argv[1:] if u.find_spec(n) is None], sep=",")' "$@" 2>/dev/null) || lacks=python3
 version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
-[ -w "$shared" ] && sees=yes || sees=no
+[ -w "$shared" ] && [ -e "$token" ] && sees=yes || sees=no
+[ -z "$venv" ] || [ -r "$venv/bin/activate" ] || lacks=venv
 for p in $inputs; do [ -r "$p" ] || sees=no; done
 neuron=$(ls -d /dev/neuron[0-9]* 2>/dev/null | wc -l)
 gpu=$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)
@@ -53,7 +55,7 @@ class NodeAnswer:
 def answers(text: str) -> list[NodeAnswer]:
     """The rows of a probe; other lines, as a node's profile may print them, are left out."""
     found = []
-    for line in text.splitlines():
+    for line in sorted(text.splitlines()):
         row = line.split("|")
         if len(row) == 8 and row[1].isdecimal() and all(part.isdecimal() for part in row[5:]):
             numbers = [int(part) for part in row[5:]]
@@ -70,8 +72,15 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
     count = config.compute.instance_count
     named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
     options = [f"--{name}={value}" for name, value in named.items() if value]
-    known = [f"shared={shlex.quote(_parent(place))}", f"inputs={shlex.quote(' '.join(inputs))}"]
-    script = "\n".join([*known, *environment_lines(section), _PROBE])
+    try:
+        shared, token = _written(place)
+    except HeadError as error:
+        yield Finding("nodes", "warning", f"nodes were not checked, as the shared folder may not be written ({error})")
+        return
+    known = {"shared": shared, "token": token, "inputs": " ".join(inputs), "venv": section.venv or ""}
+    script = "\n".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in known.items()), *environment_lines(section), _PROBE]
+    )
     try:
         told = place.head.run(
             "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
@@ -85,6 +94,9 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
             "nothing needs to be done; the run waits for them",
         )  # fmt: skip
         return
+    finally:
+        with suppress(HeadError):
+            place.head.run("rm", "-f", token)
     yield from judged(config, answers(told), count)
 
 
@@ -93,16 +105,21 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
     row = instance(config.compute.instance_type)
     kind = config.compute.instance_type
     faults: list[tuple[str, list[str], str]] = [
-        ("do not see cluster.shared or an input, or may not write there", [n.name for n in found if not n.sees_shared],
+        ("do not see cluster.shared or an input as the head node does, or may not write there",
+         [n.name for n in found if not n.sees_shared],
          "mount it on every node under the same path, or name another folder"),
+        (f"have no {config.cluster.venv}/bin/activate",
+         [n.name for n in found if n.lacks == "venv"],
+         f"make it there (`python3 -m venv {config.cluster.venv}`), or correct cluster.venv"),
         ("have no python3", [n.name for n in found if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
         ("have no Neuron device", [n.name for n in found if "trn" in kind and not n.neuron],
          f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
     ]  # fmt: skip
     extras = ",".join(["train", *(EXTRAS[need] for need in data_needs(config.data.model_dump()))])
-    lacking = sorted({name for n in found if n.lacks != "python3" for name in n.lacks.split(",") if name})
+    others = [n for n in found if n.lacks and n.lacks not in ("python3", "venv")]
+    lacking = sorted({name for n in others for name in n.lacks.split(",")})
     faults.append(
-        (f"lack {', '.join(lacking)}", [n.name for n in found if n.lacks and n.lacks != "python3"],
+        (f"lack {', '.join(lacking)}", [n.name for n in others],
          f"install smtrain[{extras}] in the nodes' Python, and name it in cluster.venv")
     )  # fmt: skip
     good = True
@@ -132,10 +149,15 @@ def _of_data(config: JobConfig) -> list[str]:
     return [module for need in data_needs(config.data.model_dump()) for module in MODULES[EXTRAS[need]]]
 
 
-def _parent(place: SlurmPlace) -> str:
-    """The folder that must be there: the shared one may be made by the first run."""
-    told = place.head.sh('d="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; printf %s "$d"', place.shared)
-    return told.decode()
+def _written(place: SlurmPlace) -> tuple[str, str]:
+    """The folder that must be there, as the shared one may be made by the first run, and an empty file of it: a folder
+    of that path of its own is on many a node that does not share it."""
+    told = place.head.sh(
+        'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp "$d/.smtrain-check-XXXXXX"',
+        place.shared,
+    )
+    shared, _, token = told.decode().strip().partition("\n")
+    return shared, token
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -102,13 +102,14 @@ def state_of(
         return JobState("Completed", "Completed")
     if asked or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
         return JobState("Stopped", "Stopped", "" if started else _NEVER)
+    said = f"; the last that it said: {failure}" if failure else ""  # which need not be why
     if row:
-        told = _LIMIT if row.state == "TIMEOUT" else failure or f"Slurm ended it: {row.state} ({row.reason})"
+        told = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
         return JobState("Failed", "Failed", told)
     if not started:
         return JobState("Stopped", "Stopped", _NEVER)
-    return JobState("Failed", "Failed", failure or "Slurm has it no more, and it did not write its end: a node was "
-                    "lost, or it was killed; launch it again to go on from its last checkpoint")  # fmt: skip
+    return JobState("Failed", "Failed", "Slurm has it no more, and it did not write its end: a node was lost, or it "
+                    f"was killed; launch it again to go on from its last checkpoint{said}")  # fmt: skip
 
 
 def _going(row: QueueRow | None, *, started: bool, asked: bool) -> JobState:

@@ -60,8 +60,10 @@ class Slurm:
     def start_controller(self) -> None:
         self._spawn("slurmctld", ["slurmctld", "-D"])
 
-    def start_node(self, node: str) -> None:
-        self._spawn(node, ["slurmd", "-D", "-N", node])
+    def start_node(self, node: str, hidden: Path | None = None) -> None:
+        """`hidden`: a folder in whose place the node sees an empty disk of its own."""
+        own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs smtrain-test "$0" && exec "$@"', str(hidden)]
+        self._spawn(node, [*(own if hidden else ()), "slurmd", "-D", "-N", node])
 
     def kill(self, name: str) -> None:
         """kill -9 of one daemon."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from smtrain.planner.resolve import load_config
 from smtrain.preflight.cluster import look
 from smtrain.preflight.findings import Report
 from smtrain.preflight.nodes import NodeAnswer, answers, judged
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import Bench, wait_for
 
 Checked = Callable[..., Report]
 
@@ -90,6 +91,36 @@ def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], t
     assert [finding.text for finding in found if finding.level == "fault"] == [f"{gone}/text is not on this machine"]
 
 
+def test_a_node_that_does_not_share_the_folder_is_told(checked: Checked, bench: Bench) -> None:
+    slurm = bench.slurm
+    slurm.end("node3")
+    slurm.start_node("node3", hidden=bench.shared)
+    try:
+        wait_for(
+            lambda: subprocess.run(["srun", "-Q", "-w", "node3", "-I10", "true"], capture_output=True).returncode == 0
+        )
+        report = checked(srun=["--nodelist=node2,node3"])
+        assert "nodes: node3 do not see cluster.shared or an input as the head node does" in faults(report)
+        assert not list(bench.shared.iterdir())
+    finally:
+        slurm.end("node3")
+        slurm.start_node("node3")
+
+
+def test_an_environment_that_is_not_on_the_nodes_is_told(checked: Checked) -> None:
+    assert "node1, node2 have no /nowhere/bin/activate; make it there" in faults(checked(venv="/nowhere"))
+
+
+def test_what_slurm_refuses_is_told_once_and_no_node_is_asked(checked: Checked) -> None:
+    report = checked(partition="nowhere")
+    assert [finding.check for finding in report.findings if finding.level != "ok"] == ["partition"]
+
+
+def test_text_that_cannot_be_read_is_told_before_it_is_copied(checked: Checked, text_folder: Path) -> None:
+    (text_folder / "a.jsonl").rename(text_folder / "a.bin")
+    assert "holds no file of text that can be read" in faults(checked(stage="prepare"))
+
+
 def test_a_python_without_the_packages_is_told_by_its_nodes(checked: Checked, tmp_path: Path) -> None:
     (tmp_path / "bare/bin").mkdir(parents=True)
     (tmp_path / "bare/bin/activate").write_text(
@@ -114,7 +145,11 @@ def node(name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, 
     ("found", "level", "text"),
     [
         ([node(), node("n2")], "ok", "2 nodes have Python 3.11"),
-        ([node(), replace(node("n2"), sees_shared=False)], "fault", "n2 do not see cluster.shared or an input"),
+        (
+            [node(), replace(node("n2"), sees_shared=False)],
+            "fault",
+            "n2 do not see cluster.shared or an input as the head node",
+        ),
         ([node(), node("n2", neuron=0)], "fault", "n2 have no Neuron device"),
         ([node(), node("n2", efa=0)], "warning", "n2 have no EFA device"),
         ([node(), node("n2", clock=200)], "warning", "the clocks of the nodes differ by 100 s"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from smtrain.job.stages import Chain
 from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
 from smtrain.preflight.cluster import inputs_in_place
-from tests.slurm.conftest import Bench
+from tests.slurm.conftest import ROOT, Bench
 
 BUCKET = "smtrain-local"
 SHOWS = """
@@ -81,6 +83,34 @@ def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(bench: Bench, buc
     changed, _ = reading(bench, uri)
     assert "a new" in said(changed)
     assert len(list(bench.shared.glob("s3/*/manifest.json"))) == 2
+
+
+def test_a_copy_that_was_killed_is_finished_by_the_next_job_and_nothing_is_copied_twice(
+    bucket: Target, tmp_path: Path
+) -> None:
+    texts = {f"n{number}": f"{number} " * 300 for number in range(48)}
+    uri = put(bucket, "killed", **texts)
+    (tmp_path / "job/logs").mkdir(parents=True)
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri}
+    channel = {"ChannelName": "text", "DataSource": {"S3DataSource": source}}
+    (tmp_path / "job/request.json").write_text(json.dumps({"InputDataConfig": [channel]}))
+    command = [sys.executable, str(ROOT / "entrypoints/s3_inputs.py"), str(tmp_path / "job"), str(tmp_path)]
+
+    def there() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.glob("s3/*/data/*")}
+
+    with subprocess.Popen(command) as first:
+        while not there() and first.poll() is None:
+            time.sleep(0.002)
+        first.kill()
+    before = there()
+    assert 0 < len(before) < len(texts)
+    assert not list(tmp_path.glob("s3/*/manifest.json"))
+    subprocess.run(command, check=True)
+    after = there()
+    assert {path.name: path.read_text() for path in after} == texts
+    assert {path: at for path, at in after.items() if path in before} == before
+    assert [path.name for path in next(tmp_path.glob("s3/*")).iterdir() if path.name != "data"] == ["manifest.json"]
 
 
 def test_what_is_not_in_s3_is_the_jobs_own_failure(bench: Bench, bucket: Target) -> None:

@@ -64,6 +64,15 @@ def test_a_failure_has_the_words_of_the_stage_else_of_slurm() -> None:
     assert "NODE_FAIL" in state_of([START], row("NODE_FAIL"), asked=False).message
 
 
+def test_the_last_line_of_a_job_that_slurm_ended_is_not_told_as_the_reason() -> None:
+    words = "step=40 loss=1.2"
+    by_slurm = state_of([START], row("NODE_FAIL"), asked=False, failure=words).message
+    assert by_slurm == f"Slurm ended it: NODE_FAIL (None); the last that it said: {words}"
+    gone = state_of([START], None, asked=False, failure=words).message
+    assert gone.startswith("Slurm has it no more")
+    assert gone.endswith(words)
+
+
 def test_a_line_that_was_cut_off_is_left_out() -> None:
     text = '{"at": 1, "event": "submitted"}\n{"at": 2, "event": "start", "id": "7"}\n{"at": 3, "eve'
     assert [event["event"] for event in events_of(text)] == ["submitted", "start"]
