@@ -27,7 +27,9 @@ _Some = TypeVar("_Some")
 _LAST_LINES = 200  # of a job's log: the totals of a stage are among its last
 # The queue first: what has ended since then has written its end before it left.
 _ROW = """for f in nodes/*/output/failure; do [ -e "$f" ] && break; done
-  if [ -e "$f" ]; then head -c 1024 "$f"; else tail -n 1 logs/algo-1.log 2>/dev/null | cut -d' ' -f2-; fi"""
+  if [ -e "$f" ]; then head -c 1024 "$f"
+  elif [ -s logs/algo-1.log ]; then tail -n 1 logs/algo-1.log | cut -d' ' -f2-
+  else tail -n 2 slurm.out 2>/dev/null | tr '\\n' ' '; fi"""
 _LOOK = f"""
 queue=$(squeue -h -t all -o '{QUEUE}' ${{3:+-n "$3"}} 2>/dev/null) || queue=unreachable
 printf '%s\\0' "$queue"

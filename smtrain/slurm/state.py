@@ -127,7 +127,7 @@ def _status(last: Mapping[str, Any], failure: str) -> str:
     status = int(last.get("status") or 1)
     return (
         f"it ended with status {status}"
-        + (f" (signal {status - 128})" if status > 128 else "")
+        + (f" (signal {status - 128})" if 128 < status < 193 else "")
         + (f": {failure}" if failure else "")
     )
 
@@ -174,7 +174,9 @@ def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict
         elif event["event"] == "start":
             change("Training", at, f"on {event.get('nodes', '')}")
         elif event["event"] in ("again", "left"):
-            why = {"limit": "its time limit came", "failed": "it failed"}.get(str(event.get("why")), "Slurm ended it")
+            why = {"limit": "its time limit came", "failed": "it failed", "told": "it was told to end"}.get(
+                str(event.get("why")), "Slurm ended it"
+            )
             change("Interrupted", at, f"{why}; it goes on from its last checkpoint")
     if state.status in ("Completed", "Failed", "Stopped"):
         last = _moment(max((event["at"] for event in events), default=0))

@@ -14,6 +14,7 @@ from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
 from tests.slurm.conftest import Bench, wait_for
 from tests.slurm.daemons import Slurm
+from tests.slurm.faults import queued
 
 # A stage that counts steps up to LAST, one every PAUSE seconds, saves where it is told to end, and goes on from there.
 COUNTS = """
@@ -161,6 +162,16 @@ def test_requeue_and_scancel_by_hand_are_no_success(bench: Bench) -> None:
     assert bench.ended(other)["TrainingJobStatus"] == "Stopped"
 
 
+def test_a_signal_to_a_job_that_slurm_has_not_cancelled_does_not_end_it(bench: Bench) -> None:
+    waits = "while step == 2 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
+    job = bench.start(bench.place(), counting(last=4, fault=waits), hosts=2)
+    wait_for(lambda: texts(job).count("step=2 loss=1.0 of=4") == 2)
+    id_ = queued(job)
+    bench.slurm.run("scancel", "--signal=TERM", id_)
+    assert bench.ended(job)["TrainingJobStatus"] == "Completed"
+    assert next(event["why"] for event in events(bench, job) if event["event"] == "again") == "told"
+
+
 def test_slurmctld_may_go_and_come_back(bench: Bench, daemons: Slurm) -> None:
     go = bench.shared / "go"
     waits = f"while step == 9 and not told and not os.path.exists({str(go)!r}): time.sleep(0.1)"
@@ -189,6 +200,21 @@ def test_the_script_runs_by_plain_sbatch(bench: Bench) -> None:
     wait_for(lambda: (folder / "history.jsonl").exists())
     assert bench.ended(job)["TrainingJobStatus"] == "Completed"
     assert len(job.loss) == 3
+
+
+def test_a_script_whose_code_nobody_has_copied_says_so(bench: Bench) -> None:
+    request = bench.request("")
+    bundle = bench.shared / "code" / request["TrainingJobName"] / "bundle.tar.gz"
+    bundle.unlink()
+    assert bench.place().submit(request)
+    told = bench.ended(Job(request["TrainingJobName"], bench.place()))
+    assert f"{bundle} cannot be unpacked (tar" in told["FailureReason"]
+    assert "a launch by the same version of smtrain copies it there" in told["FailureReason"]
+
+
+def test_a_step_that_cannot_start_is_told_by_slurms_words(bench: Bench) -> None:
+    job = bench.start(bench.place(srun=["--no-such-option"]), "")
+    assert "no-such-option" in bench.ended(job)["FailureReason"]
 
 
 def test_what_slurm_refuses_leaves_nothing(bench: Bench) -> None:

@@ -29,6 +29,11 @@ note() {
   [ "$1" = start ] || rm -f "$job/.reserve"  # an end is written also where the disk is full
   printf '{"at": %s, "event": "%s", "id": "%s"%s}\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${2:-}" >>"$job/history.jsonl"
 }
+lost() {
+  mkdir -p "$job/nodes/algo-1/output"; echo "$1" >"$job/nodes/algo-1/output/failure"
+  note end ', "status": 1'
+  exit 1
+}
 mkdir -p "$job/logs" "$job/output/model" "$job/output/data"
 if [ ! -e "$job/request.json" ]; then cat >"$job/request.json" <<'END_OF_REQUEST'
 {
@@ -68,7 +73,8 @@ fi
 if [ -e "$job/stop" ]; then note stopped; exit 3; fi
 head -c 65536 /dev/zero 2>/dev/null >"$job/.reserve"
 note start ", \"restart\": ${SLURM_RESTART_COUNT:-0}, \"nodes\": \"$SLURM_JOB_NODELIST\""
-rm -rf "$job/code" && mkdir "$job/code" && tar -xzf "$bundle" -C "$job/code" || { note end ', "status": 1'; exit 1; }
+words=$( (rm -rf "$job/code" && mkdir "$job/code" && tar -xzf "$bundle" -C "$job/code") 2>&1) ||
+  lost "$bundle cannot be unpacked (${words%%$'\n'*}); a launch by the same version of smtrain copies it there"
 ulimit -n 65535 2>/dev/null
 ulimit -l unlimited 2>/dev/null
 export SMTRAIN_MASTER_PORT=${SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}
@@ -76,12 +82,13 @@ module load python/3.11
 source /fsx/venv/bin/activate
 export A=1
 why=
+shell_told=
 step=
 ask() { for _ in 1 2 3 4 5 6; do scancel --quiet --signal=TERM "$SLURM_JOB_ID" && break; sleep 5; done; }
 told() { why=${why:-$1}; heard=yes; [ -z "$step" ] || ask & }
 trap 'told limit' USR1
 trap 'told asked' USR2
-trap 'why=${why:-slurm}; heard=yes' TERM
+trap 'why=${why:-slurm}; shell_told=yes; heard=yes' TERM
 srun --nodes=4 --ntasks-per-node=1 --kill-on-bad-exit=1 --auto-resume=1 --cpu-bind=none python3 "$job/code/entrypoints/slurm_node.py" "$stage" &
 step=$!
 [ -z "$why" ] || ask &
@@ -108,6 +115,10 @@ again() {
 }
 # Slurm tells all nodes to end when it cancels or requeues a job, and the others when the program has failed on one.
 if [ -e "$job/nodes/algo-1/told" ] && ! ls "$job"/nodes/*/failed >/dev/null 2>&1; then why=${why:-slurm}; fi
+# Told while Slurm has the job as running: it was not cancelled. A kill meant for an attempt on a node that was lost (22.05,
+# seen), the notice of a preemption, a signal by hand: it goes on.
+if [ "$why" = slurm ] && [ -z "$shell_told" ] && [ -n "$goes_on" ] && [ "$reached" != "$(step_at told)" ] &&
+  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null)" = RUNNING ]; then again told; fi
 if [ "$why" = asked ]; then note stopped ", \"status\": $status"; exit 3; fi
 if [ "$why" = slurm ]; then note left ", \"status\": $status"; exit 3; fi
 if [ "$why" = limit ] && [ "$stage" != train ] && [ -n "$goes_on" ]; then again limit; fi
