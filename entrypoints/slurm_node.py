@@ -49,7 +49,7 @@ def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interfa
         elif not source.exists():
             raise SystemExit(
                 f"{source}: channel {channel['ChannelName']} is not there on {socket.gethostname()}; check that "
-                "cluster.shared is mounted on every node, and that nobody has removed it"
+                "cluster.shared is mounted on every node, and that nobody has removed it; a launch copies it there"
             )
         place.symlink_to(source)
     links = {"model": job / "output/model", "output/data": job / "output/data"}
@@ -140,7 +140,12 @@ def main() -> None:
     rank, hosts = int(os.environ.get("SLURM_NODEID", "0")), int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     request = json.loads((job / "request.json").read_text("utf-8"))
     first = first_node()
-    ml = make_host(job, request, rank, hosts, interface_to(first))
+    try:
+        ml = make_host(job, request, rank, hosts, interface_to(first))
+    except SystemExit as why:
+        with contextlib.suppress(OSError):
+            (job / f"nodes/algo-{rank + 1}/output/failure").write_text(str(why), "utf-8")
+        raise
     environment = {
         **os.environ,
         "SMTRAIN_ML_ROOT": str(ml),

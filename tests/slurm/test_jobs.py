@@ -212,6 +212,15 @@ def test_a_script_whose_code_nobody_has_copied_says_so(bench: Bench) -> None:
     assert "a launch by the same version of smtrain copies it there" in told["FailureReason"]
 
 
+def test_an_input_that_nobody_has_copied_is_the_reason_told(bench: Bench) -> None:
+    request = bench.request("")
+    source = {"S3DataType": "S3Prefix", "S3Uri": f"file://{bench.shared}/nowhere"}
+    request["InputDataConfig"].append({"ChannelName": "config", "DataSource": {"S3DataSource": source}})
+    assert bench.place().submit(request)
+    told = bench.ended(Job(request["TrainingJobName"], bench.place()))
+    assert f"{bench.shared}/nowhere: channel config is not there on" in told["FailureReason"]
+
+
 def test_a_step_that_cannot_start_is_told_by_slurms_words(bench: Bench) -> None:
     job = bench.start(bench.place(srun=["--no-such-option"]), "")
     assert "no-such-option" in bench.ended(job)["FailureReason"]
