@@ -81,6 +81,7 @@ class Giga:
         """Raises ImportError without gigatoken, ValueError (or what else it has) for a tokenizer it cannot be."""
         from importlib.metadata import version
 
+        import awkward  # noqa: F401 - it needs more than a wheel of its own, and is to fail here, not in the first block
         import gigatoken
 
         self.name = f"gigatoken {version('gigatoken')}"
@@ -145,8 +146,9 @@ def choose(folder: Path) -> tuple[Encoder, str]:
     """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" where it is)."""
     try:
         return Giga(folder), ""
-    except ImportError:
-        return Plain(folder), "gigatoken is not installed"
+    except ImportError as error:
+        lacks = "" if error.name in (None, "gigatoken") else f", which needs {error.name}"
+        return Plain(folder), f"gigatoken is not installed{lacks}"
     except Exception as error:  # what Rust has to say about a tokenizer has no common class
         reason = " ".join(str(error).split())[:200]
         return Plain(folder), f"gigatoken does not take this tokenizer ({reason})"

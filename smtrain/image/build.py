@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 import smtrain
 from smtrain.config import Stage
 from smtrain.contract.entrypoints import entrypoints_folder
@@ -100,8 +102,12 @@ def recipe(
     interpreter = Interpreter(contents.python, contents.machine)
     words = [*stages, *(WORDS[need] for need in needs)]
     lacking = {line.partition("#")[0].strip() for word in words for line in contents.lacking["requirements"][word]}
-    pins = resolve(sorted(lacking), contents.packages, interpreter)
-    return Recipe(base, user, interpreter, tuple(pins), _extras(stages, contents))
+    extras = _extras(stages, contents)
+    travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
+    # What travels is locked already, by the hashes of every Python's wheel; what it needs in turn is not.
+    pins = resolve([*sorted(lacking), *travelling], contents.packages, interpreter)
+    locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
+    return Recipe(base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras)
 
 
 def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:

@@ -5,6 +5,7 @@ It lies beside the code of a job (`smtrain/`, `entrypoints/`), and asks what a j
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -30,7 +31,7 @@ others = ["smtrain.engine." + name for name in ("native", "nxd") if name != engi
 def unknown(name):
     pass
 names = [m.name for m in pkgutil.walk_packages(smtrain.__path__, "smtrain.", onerror=unknown)]
-for name in [*names, "torch.distributed.run"]:
+for name in [*names, "torch.distributed.run", *sys.argv[2:]]:
     if any(name == other or name.startswith(other + ".") for other in others):
         continue
     try:
@@ -41,12 +42,12 @@ print("FAULTS " + json.dumps(faults))
 """
 
 
-def imports(engine: str) -> dict[str, str]:
-    """What cannot be imported, of all that the stages and an engine are made of: module and reason."""
+def imports(engine: str, more: list[str]) -> dict[str, str]:
+    """What cannot be imported, of all that the stages and an engine are made of, and of `more`: module and reason."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _WALK, engine],
+            [sys.executable, "-c", _WALK, engine, *more],
             capture_output=True, text=True, errors="replace", timeout=IMPORT_SECONDS, env=environment,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -73,6 +74,9 @@ def look(engine: str) -> dict[str, Any]:
     from smtrain.contract.needs import WORDS
 
     lists = {name: HERE / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
+    # What travels with the code elsewhere, where it is installed: it may lack what it needs.
+    names = {line.partition("==")[0] for stage in STAGES for line in launch.wanted(lists["wheels"], stage)}
+    travelled = [name.replace("-", "_") for name in sorted(names) if importlib.util.find_spec(name.replace("-", "_"))]
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -82,7 +86,7 @@ def look(engine: str) -> dict[str, Any]:
             name: {word: launch.missing(launch.wanted(file, word)) for word in (*STAGES, *WORDS.values())}
             for name, file in lists.items()
         },
-        "faults": imports(engine),
+        "faults": imports(engine, travelled),
         "programs": {name: shutil.which(name) for name in PROGRAMS},
         "unwritable": [folder for folder in WRITTEN if not os.access(folder, os.W_OK)],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,3 +28,13 @@ def test_threads_share_no_tokenizer_and_give_the_same_ids(
         assert np.array_equal(ids, wanted)
         assert np.array_equal(lengths, wanted_lengths)
     assert 1 <= len(giga._free) == giga._made <= 4
+
+
+def test_gigatoken_without_what_it_needs_in_turn_is_not_taken(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """awkward itself needs importlib-metadata before Python 3.12: found in the first block it ended the stage."""
+    monkeypatch.setitem(sys.modules, "awkward", None)
+    chosen, why = encoder.choose(tokenizer_folder)
+    assert isinstance(chosen, encoder.Plain)
+    assert why == "gigatoken is not installed, which needs awkward"

@@ -15,6 +15,7 @@ from smtrain.facts.images import image_uri
 from smtrain.image.build import recipe
 from smtrain.image.lock import Interpreter, Pin
 from smtrain.image.look import Contents
+from smtrain.job.wheels import lock_file
 from tests.cli.test_cli import smtrain
 from tests.image.test_lock import index, wheel
 
@@ -37,15 +38,26 @@ def test_a_known_base_gets_the_wheels_that_no_image_has_without_docker() -> None
     assert "USER" not in made.dockerfile
 
 
-def test_only_what_the_base_and_the_stages_lack_is_added_and_its_user_is_left_as_it_was() -> None:
+def test_only_what_the_base_and_the_stages_lack_is_added_and_its_user_is_left_as_it_was(index: Path) -> None:
+    """With what those need that travel elsewhere: awkward is no use without importlib-metadata."""
+    travelling = {line.split("==")[0]: line.split()[0].split("==")[1] for line in lock_lines()}
+    for name, version in travelling.items():
+        needs = {"awkward": ["importlib-metadata>=4", "torch"]}.get(name, [])
+        wheel(index, name.replace("-", "_"), version, *needs)
+    wheel(index, "importlib_metadata", "8.0")
     made = recipe("mine:1", STAGES, WHOLE, user="worker")
-    assert re.findall(r"^([\w-]+)==", made.lock, re.M) == ["gigatoken", "awkward", "awkward-cpp"]
+    found = re.findall(r"^([\w-]+)==", made.lock, re.M)
+    assert found == ["importlib-metadata", "gigatoken", "awkward", "awkward-cpp"]
     lines = made.dockerfile.splitlines()
     assert lines.index("USER root") < lines.index("COPY requirements.lock /opt/smtrain/requirements.lock")
     assert lines[-1] == "USER worker"
     assert recipe("mine:1", ["export"], WHOLE).count == 0
     pinned = replace(made, pins=(Pin("rich", "14.0", "ab" * 32),))
     assert f"rich==14.0 \\\n    --hash=sha256:{'ab' * 32}\n" in pinned.lock
+
+
+def lock_lines() -> list[str]:
+    return [line for line in lock_file().read_text("utf-8").splitlines() if "==" in line and not line.startswith("#")]
 
 
 def test_what_the_data_needs_is_added_too(index: Path) -> None:
