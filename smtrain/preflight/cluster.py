@@ -27,27 +27,29 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
         yield Finding("head", "fault", str(error))
         return
     yield Finding("head", "ok", f"{place.head.name} has {version}")
-    yield from _shared(place)
-    yield from _inputs(chain, place)
     found = list(_partitions(chain, place, stages))
     if not any(finding.level == "fault" for finding in found):
         found += _account(place)
+    found = [*_shared(place), *_inputs(chain, place), *found]
     yield from found
-    if probe and not any(finding.level == "fault" for finding in found):  # else no node would start
+    if probe and not any(finding.level == "fault" for finding in found):  # else no node would start, or see it
         yield from asked_nodes(chain.config, place, inputs_in_place(chain))
 
 
 def _shared(place: SlurmPlace) -> Iterator[Finding]:
     try:
         told = place.head.sh(
-            'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; [ -w "$d" ] && echo yes || echo no; '
-            'df -Pk "$d" | tail -n 1',
+            'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; '
+            '[ -d "$d" ] || { echo "$d"; exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
             place.shared,
         )
     except HeadError as error:
         yield Finding("shared", "fault", str(error))
         return
     writable, _, row = told.decode().strip().partition("\n")
+    if not row:
+        yield Finding("shared", "fault", f"{writable} is no folder on {place.head.name}", "correct cluster.shared")
+        return
     free = int(row.split()[3]) * 1024
     if writable != "yes":
         yield Finding(

@@ -75,6 +75,13 @@ def test_more_nodes_than_there_are_is_told(checked: Checked) -> None:
     )
 
 
+def test_a_shared_folder_below_a_file_is_told(checked: Checked, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"shared: {tmp_path}/file is no folder on this machine; correct cluster.shared" in faults(
+        checked(stage="prepare", shared=f"{tmp_path}/file/shared")
+    )
+
+
 def test_a_shared_folder_that_is_full_is_told(checked: Checked, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * (3 << 20))
     assert re.search(r"shared: \S+ has \d MB free; delete what is not needed", faults(checked(stage="prepare")))

@@ -161,17 +161,19 @@ def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
     asked = {
         "target": "slurm",
         "cluster": {"shared": str(bench.shared), "venv": sys.prefix, "srun": [f"--task-epilog={epilog}"]},
-        "model": {"path": str(model)},
+        "model": {"path": str(model), "init": "scratch"},
         "data": {"path": str(shutil.copytree(trained_inputs["text"], bench.shared / "text"))},
         "train": {"engine": "native", "steps": 2, "global_batch_size": 4, "seq_len": 32},
         "compute": {"instance_type": "ml.c5.xlarge", "instance_count": 1, "processes_per_instance": 1},
     }
-    before = written(Path("/proc/self/io"))
-    job = smtrain.launch(asked, stage="prepare", say=lambda _: None)
-    assert job.status == "Completed"
-    by_client, by_stage = written(Path("/proc/self/io")) - before, written(tmp_path / "io-0")
-    print(f"bytes written: {by_client} by the client, {by_stage} by the stage on its node")
-    assert 0 < by_stage < 64 << 20  # tokens, logs, unpacked code and Python's caches
+    before, by_stages = written(Path("/proc/self/io")), 0
+    for stage in ("prepare", "train"):
+        job = smtrain.launch(asked, stage=stage, say=lambda _: None)  # type: ignore[arg-type]
+        assert job.status == "Completed"
+        by_stages += written(tmp_path / "io-0")
+    by_client = written(Path("/proc/self/io")) - before
+    print(f"bytes written: {by_client} by the client, {by_stages} by the stages on their node")
+    assert 0 < by_stages < 64 << 20  # tokens, a checkpoint of a tiny model, logs, unpacked code and Python's caches
     assert by_client < 64 << 20
     assert sum(f.stat().st_size for f in bench.shared.rglob("*") if f.is_file() and model not in f.parents) < 32 << 20
 
