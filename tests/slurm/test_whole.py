@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("SMTRAIN_SLURM_KILLS", "1"))
 SEED = int(os.environ.get("SMTRAIN_SLURM_SEED", "1"))
 WALL = int(os.environ.get("SMTRAIN_SLURM_WALL", "0"))
-STEPS = 40 + 20 * KILLS
+STEPS = 20 + 40 * KILLS
 STAGES = ("prepare", "train", "export", "generate")
 
 
