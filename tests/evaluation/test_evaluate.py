@@ -24,10 +24,11 @@ from smtrain.evaluation.mmlu import subjects_in, write_tasks
 from smtrain.evaluation.progress import HarnessProgress
 from smtrain.job.request import _metrics
 from tests.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
+from tests.extras import need
 from tests.model.test_generate import make
 from tests.train.test_shell import REPO, Shell
 
-pytest.importorskip("lm_eval")
+need("lm_eval")
 
 
 def quiet(_: str) -> None:

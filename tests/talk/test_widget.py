@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
-
 import smtrain
 from smtrain.talk.widget import Widget, said
+from tests.extras import need
 from tests.generation.test_generating import TEMPLATE
 from tests.model.test_generate import make
 from tests.talk.test_chat import GREEDY
 
-pytest.importorskip("ipywidgets")
+need("ipywidgets")
 
 
 def others() -> None:

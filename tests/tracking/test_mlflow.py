@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("mlflow")
-
 import requests
-from mlflow.tracking import MlflowClient
 
 from smtrain.config import JobConfig
 from smtrain.iam.beside import tracking
 from smtrain.tracking.buffer import Buffered, TrackedStep
 from smtrain.tracking.mlflow import MlflowTracker
 from smtrain.tracking.settings import Tracked
+from tests.extras import need
 from tests.ports import free_port
-from tests.tracking.server import mlflow_server
+from tests.tracking.server import client_of, mlflow_server
+
+need("mlflow")
 
 ACTIONS = {
     "experiments/create": "CreateExperiment", "experiments/get-by-name": "GetExperimentByName",
@@ -93,7 +92,7 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         buffered.log(step(number))
     with mlflow_server(tmp_path / "server", port):
         assert buffered.close("Completed", 300) == 0
-        client = MlflowClient(tracking_uri=uri)
+        client = client_of(uri)
         [run] = runs(client)
         wanted = [step(number) for number in range(1, 71)]
         for metric in ("loss", "grad_norm", "val_loss"):

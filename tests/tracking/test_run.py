@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from smtrain.place.choose import sagemaker
-
-pytest.importorskip("mlflow")
-
-from mlflow.tracking import MlflowClient
-
 import smtrain
 from smtrain.aws.s3 import list_objects
+from smtrain.place.choose import sagemaker
+from tests.extras import need
 from tests.follow.test_tensorboard import read
 from tests.ports import free_port
-from tests.tracking.server import mlflow_server
+from tests.tracking.server import client_of, mlflow_server
+
+need("mlflow")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -36,7 +34,7 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
             "tags": {"smtrain:git": f"{'1' * 40} with changes"},
         }  # fmt: skip
         run = smtrain.run(raw, say=told.append)
-        client = MlflowClient(tracking_uri=uri)
+        client = client_of(uri)
         found = client.get_experiment_by_name("tests")
         assert found is not None, told
         [kept] = client.search_runs([found.experiment_id])
@@ -80,7 +78,7 @@ def test_a_job_that_tracks_itself_needs_nobody_who_follows_it(
     with mlflow_server(tmp_path / "server", free_port()) as uri:
         raw["track"] = {"mlflow": uri, "experiment": "itself", "by": "job"}
         job = smtrain.launch(raw, stage="train", wait=False, say=lambda _: None).wait()
-        client = MlflowClient(tracking_uri=uri)
+        client = client_of(uri)
         found = client.get_experiment_by_name("itself")
         assert found is not None, [line.text for line in job.lines()]
         [kept] = client.search_runs([found.experiment_id])

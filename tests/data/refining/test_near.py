@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from smtrain.data.cleaning import Cleaning, NearDuplicates, SeenDocuments
 from smtrain.data.prepare import prepare
 from smtrain.data.refining.near import SeenSignatures, band_keys, shingles
+from tests.extras import need
 
-pytest.importorskip("rensa")
+need("rensa")
 
 
 def pair(draw: random.Random, similarity: float, size: int = 300) -> tuple[str, str]:

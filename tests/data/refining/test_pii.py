@@ -16,8 +16,9 @@ from smtrain.data.prepare import prepare
 from smtrain.data.refining import refiner
 from smtrain.data.refining.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
 from smtrain.data.refining.refiner import refining
+from tests.extras import need
 
-pytest.importorskip("phonenumbers")
+need("phonenumbers")
 
 FOUND = [
     ("write to Jane.Doe+news@mail.example.co.uk.", EMAIL, "write to <EMAIL_ADDRESS>."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import random
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,9 @@ from smtrain.data.report_page import page
 from smtrain.errors import ConfigError, DataError
 from tests.data.cluster.hosts import ends_after, on_machines, until_done
 from tests.data.cluster.test_machines import digest
+from tests.extras import need
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("datatrove")
-    pytest.importorskip("spacy")
-    pytest.importorskip("rensa")
-    pytest.importorskip("phonenumbers")
+need("datatrove", "spacy", "rensa", "phonenumbers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parents[3]
