@@ -115,8 +115,8 @@ again() {
 }
 # Slurm tells all nodes to end when it cancels or requeues a job, and the others when the program has failed on one.
 if [ -e "$job/nodes/algo-1/told" ] && ! ls "$job"/nodes/*/failed >/dev/null 2>&1; then why=${why:-slurm}; fi
-# Told while Slurm has the job as running: it was not cancelled. A kill meant for an attempt on a node that was lost (22.05,
-# seen), the notice of a preemption, a signal by hand: it goes on.
+# Told while Slurm has the job as running: it was not cancelled. The notice of a preemption, a signal by hand, one whose
+# sender was not found (seen on 22.05, some time after a lost node was back): it goes on.
 if [ "$why" = slurm ] && [ -z "$shell_told" ] && [ -n "$goes_on" ] && [ "$reached" != "$(step_at told)" ] &&
   [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null)" = RUNNING ]; then again told; fi
 if [ "$why" = asked ]; then note stopped ", \"status\": $status"; exit 3; fi
