@@ -34,7 +34,12 @@ for p in $inputs; do [ -r "$p" ] || sees=no; done
 neuron=$(ls -d /dev/neuron[0-9]* 2>/dev/null | wc -l)
 gpu=$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)
 efa=$(ls /sys/class/infiniband 2>/dev/null | wc -l)
-printf '%s|%s|%s|%s|%s|%s|%s|%s\\n' "$SLURMD_NODENAME" "$(date +%s)" "$version" "$lacks" "$sees" "$neuron" "$gpu" "$efa"
+# What EC2 calls the machine; elsewhere the board's name, which says nothing.
+dmi=/sys/devices/virtual/dmi/id
+kind=
+[ "$(cat $dmi/sys_vendor 2>/dev/null)" != "Amazon EC2" ] || kind=$(cat $dmi/product_name)
+printf '%s|%s|%s|%s|%s|%s|%s|%s|%s\\n' "$SLURMD_NODENAME" "$(date +%s)" \\
+  "$version" "$lacks" "$sees" "$neuron" "$gpu" "$efa" "$kind"
 """
 
 
@@ -50,6 +55,8 @@ class NodeAnswer:
     neuron: int
     gpus: int
     efa: int
+    kind: str = ""
+    """EC2's instance type, without `ml.`; empty where it is no machine of EC2's."""
 
 
 def answers(text: str) -> list[NodeAnswer]:
@@ -57,9 +64,9 @@ def answers(text: str) -> list[NodeAnswer]:
     found = []
     for line in sorted(text.splitlines()):
         row = line.split("|")
-        if len(row) == 8 and row[1].isdecimal() and all(part.isdecimal() for part in row[5:]):
-            numbers = [int(part) for part in row[5:]]
-            found.append(NodeAnswer(row[0], int(row[1]), row[2], row[3], row[4] == "yes", *numbers))
+        if len(row) == 9 and row[1].isdecimal() and all(part.isdecimal() for part in row[5:8]):
+            neuron, gpus, efa = (int(part) for part in row[5:8])
+            found.append(NodeAnswer(row[0], int(row[1]), row[2], row[3], row[4] == "yes", neuron, gpus, efa, row[8]))
     return found
 
 
@@ -127,6 +134,16 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
         if names:
             good = False
             yield Finding("nodes", "fault", f"{_listed(names)} {text}", remedy)
+    if other := [n for n in found if n.kind and f"ml.{n.kind}" != kind]:
+        good = False
+        kinds = sorted({f"ml.{n.kind}" for n in other})
+        given = "" if "instance_type" in config.compute.model_fields_set else ", as the config names no other"
+        yield Finding(
+            "nodes", "warning",
+            f"{_listed([n.name for n in other])}: {' and '.join(kinds)}; the plan is made for {kind}{given}",
+            f"set compute.instance_type to {kinds[0]}" if len(kinds) == 1 and instance(kinds[0])
+            else "set compute.instance_type to the type that is most like the nodes",
+        )  # fmt: skip
     if row and row.get("efa") and count > 1 and (without := [n.name for n in found if not n.efa]):
         good = False
         yield Finding("nodes", "warning", f"{_listed(without)} have no EFA device", "turn EFA on, else it is slow")

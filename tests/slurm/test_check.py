@@ -144,8 +144,10 @@ def test_a_head_node_without_slurm_is_told(checked: Checked, monkeypatch: pytest
     assert "so it is no head node of Slurm" in faults(checked())
 
 
-def node(name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, efa: int = 8) -> NodeAnswer:
-    return NodeAnswer(name, clock, "3.11", lacks, True, neuron, 0, efa)
+def node(
+    name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, efa: int = 8, kind: str = "trn1.32xlarge"
+) -> NodeAnswer:
+    return NodeAnswer(name, clock, "3.11", lacks, True, neuron, 0, efa, kind)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,13 @@ def node(name: str = "n1", clock: int = 100, lacks: str = "", neuron: int = 16, 
         ([node(), node("n2", clock=200)], "warning", "the clocks of the nodes differ by 100 s"),
         ([node(lacks="python3"), node("n2")], "fault", "n1 have no python3"),
         ([node(lacks="torch,yaml"), node("n2", lacks="torch")], "fault", "n1, n2 lack torch, yaml"),
+        ([node(kind="")], "ok", "1 nodes have Python 3.11"),
+        (
+            [node(), node("n2", kind="trn1n.32xlarge")],
+            "warning",
+            "n2: ml.trn1n.32xlarge; the plan is made for ml.trn1.32",
+        ),
+        ([node(kind="trn9.1xlarge")], "warning", "n1: ml.trn9.1xlarge; the plan is made for ml.trn1.32xlarge"),
         ([], "warning", "nodes were asked and did not answer"),
     ],
 )
@@ -171,7 +180,17 @@ def test_nodes_are_judged_by_what_they_say(raw: dict[str, Any], found: list[Node
 
 
 def test_what_a_profile_prints_is_no_answer() -> None:
-    text = "Welcome | to | n1\nn1|1700000000|3.11||yes|16|0|8\nn2|1700000001|3.9|torch,yaml|no|0|0|0\n"
+    text = "Welcome | to | n1\nn1|1700000000|3.11||yes|16|0|8|trn1.2xlarge\nn2|1700000001|3.9|torch,yaml|no|0|0|0|\n"
     first, second = answers(text)
     assert (first.name, first.lacks, first.sees_shared, first.neuron, first.efa) == ("n1", "", True, 16, 8)
+    assert (first.kind, second.kind) == ("trn1.2xlarge", "")
     assert (second.lacks, second.sees_shared) == ("torch,yaml", False)
+
+
+def test_a_config_that_names_no_machine_is_told_what_the_nodes_are(raw: dict[str, Any]) -> None:
+    asked = config(raw, "/fsx/smtrain", "ml.trn1.32xlarge")
+    left = asked.compute.model_copy(update={"instance_type": asked.compute.instance_type})
+    left.model_fields_set.discard("instance_type")
+    (finding,) = judged(asked.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1)
+    assert finding.text.endswith("the plan is made for ml.trn1.32xlarge, as the config names no other")
+    assert finding.remedy == "set compute.instance_type to ml.trn1n.32xlarge"
