@@ -211,15 +211,16 @@ def _unreached(
 def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     """What `launch` and `run` do before they upload anything: say what is doubtful, refuse what cannot work.
 
-    Here that is whether this machine holds the processes. Raises `JobError` with every fault. The price is not looked
-    at: the command line has asked about it.
+    Here that is whether this machine holds the processes, and has the image of containers. Raises `JobError` with every
+    fault. The price is not looked at: the command line has asked about it.
     """
     if chain.target.queues:
         report = Report(tuple(cluster.look(chain, stages)))
     elif chain.target.name == "aws":
         report = look(chain, stages, without=["price"])
     else:
-        report = Report(tuple(here.machine(Context(chain, stages))))
+        context = Context(chain, stages)
+        report = Report((*here.machine(context), *image.image(context)))
     for sentence in report.sentences("warning"):
         say(f"warning: {sentence}")
     if not report.ok:

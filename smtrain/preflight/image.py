@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime, timezone
 
 from smtrain.config import JobConfig
 from smtrain.contract.entrypoints import entrypoints_folder
 from smtrain.contract.needs import data_needs, packages
+from smtrain.errors import LocalError
 from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
 from smtrain.facts.images import ecr_image, gpu_row, of_aws, sdk_release, serves
@@ -19,13 +21,36 @@ from smtrain.preflight.findings import Finding
 def image(context: Context) -> Iterator[Finding]:
     """Every image that the requests name: what its Neuron release ships, and whether it is there."""
     if not context.on_aws:
-        return  # the local control plane runs jobs without an image
+        yield from _here(context)
+        return
     for uri in sorted({r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}):
         yield from _release(context, uri)
         yield from _there(context, uri)
         yield _contents(uri)
     if prepare := context.requests.get("prepare"):
         yield from _for_data(context.chain.given, prepare["AlgorithmSpecification"].get("TrainingImage", ""))
+
+
+def _here(context: Context) -> Iterator[Finding]:
+    """Whether Docker answers and has what the hosts are made of; a sandbox needs no image."""
+    run_in = context.chain.given.local.run_in
+    if run_in == "sandbox":
+        return
+    from smtrain.local.containers.daemon import connect
+    from smtrain.local.containers.job import usable
+
+    names = {request["AlgorithmSpecification"]["TrainingImage"] for request in context.requests.values()}
+    for name in sorted(names):
+        try:
+            with closing(connect()) as client:
+                usable(client, name)
+        except LocalError as error:
+            if run_in == "docker":
+                yield Finding("image", "fault", str(error))
+            else:
+                yield Finding("image", "warning", f"hosts will be sandboxes, not containers: {error}")
+        else:
+            yield Finding("image", "ok", f"{name} is on this machine, and hosts are containers of it")
 
 
 def _release(context: Context, uri: str) -> Iterator[Finding]:

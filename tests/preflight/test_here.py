@@ -10,7 +10,9 @@ import pytest
 import smtrain
 from smtrain.planner.resolve import load_config
 from smtrain.preflight import here
+from tests import docker
 
+IN_DOCKER = {"run_in": "docker"}
 MANY = ["compute.processes_per_instance=32", "compute.instance_count=2", "train.global_batch_size=32"]
 
 
@@ -94,3 +96,34 @@ def test_a_task_that_is_not_in_the_folder_of_tasks_is_told_before_the_training(
     told = [f for f in smtrain.check(asked, target="local") if f.check == "tasks"]
     assert [f.level for f in told] == ["ok", "warning"]
     assert told[1].text.startswith(f"redz is not among the tasks in {tmp_path} (reds), so stage evaluate asks the hub")
+
+
+def test_containers_that_cannot_be_had_are_refused_before_anything_is_uploaded(
+    raw: dict[str, Any], local_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    (fault,) = [
+        f for f in smtrain.check(raw, stage="train", target="local", local=IN_DOCKER).faults if f.check == "image"
+    ]
+    assert fault.text.startswith("Docker does not answer at unix:///nowhere/docker.sock")
+    said: list[str] = []
+    with pytest.raises(smtrain.JobError, match=r"Docker does not answer[^$]*nothing was started"):
+        smtrain.run(raw, target="local", local=IN_DOCKER, say=said.append)
+    assert not [line for line in said if "upload" in line]
+    (told,) = [f for f in smtrain.check(raw, target="local", local={"run_in": "auto"}).warnings if f.check == "image"]
+    assert told.text.startswith("hosts will be sandboxes, not containers: Docker does not answer")
+    assert not [f for f in smtrain.check(raw, stage="train", target="local").findings if f.check == "image"]
+
+
+@pytest.mark.docker
+def test_an_image_that_is_not_here_is_refused_by_name(raw: dict[str, Any], local_home: Path) -> None:
+    missing = {**IN_DOCKER, "image": "no-such-image:1"}
+    (fault,) = [
+        f for f in smtrain.check(raw, stage="train", target="local", local=missing).faults if f.check == "image"
+    ]
+    assert fault.text.startswith("image no-such-image:1 is not on this machine")
+    there = {**IN_DOCKER, "image": docker.IMAGE}
+    (found,) = [
+        f for f in smtrain.check(raw, stage="train", target="local", local=there).findings if f.check == "image"
+    ]
+    assert found.level == "ok"
