@@ -117,6 +117,8 @@ class Context:
         client = self.client(service)
         if self._unreached and (service in self._unreached or not self.answered):
             raise self._unreached.get(service) or next(iter(self._unreached.values()))
+        if not hasattr(client, operation):
+            raise Unread(f"the installed boto3 does not know {operation}", "pip install --upgrade boto3")
         try:
             told: dict[str, Any] = getattr(client, operation)(**arguments)
         except ClientError as error:

@@ -56,6 +56,8 @@ def server(status: str, active: str) -> Answer:
 def test_a_managed_tracker_is_there_and_runs(
     raw: dict[str, Any], local_home: object, arn: str, answers: dict[str, Answer], level: str, said: str
 ) -> None:
+    if arn == APP and not hasattr(Target("local").sagemaker, "describe_mlflow_app"):
+        said = "could not be checked: the installed boto3 does not know describe_mlflow_app"
     report, _ = found({**raw, "track": {"mlflow": arn}}, "tracker", **answers)
     (finding,) = [finding for finding in report if finding.check == "tracker"]
     assert finding.level == level
