@@ -64,7 +64,7 @@ def build(
     base = base or _image_of(job)
     client = None
     try:
-        client = connect()
+        client = connect("let any builder do it, by --context FOLDER")
     except LocalError:
         if not context and not print_:
             raise
@@ -119,7 +119,7 @@ def verify(
     job = _load(config, set_) if config else None
     if job is None and set_:
         raise LocalError("--set changes a config, and none is named; give one with --for")
-    client = connect()
+    client = connect("")
     stages = _stages(job) if job else STAGES
     report = look_at(
         client, local_image(client, image), stages, job.train.engine if job else "native",
@@ -141,7 +141,7 @@ def pull(
     from smtrain.image import registry
     from smtrain.local.containers.daemon import connect, present_image
 
-    client = connect()
+    client = connect("")
     if present_image(client, image):
         say(f"image {image} is here already")
         return
@@ -178,7 +178,7 @@ def tiny(
 
     if root is not None and not Path(root, "usr").is_dir():
         raise LocalError(f"--from {root}: is not a root folder, as it has no folder usr; `debootstrap` makes one")
-    make(connect(), name, Path(root) if root else None)
+    make(connect(""), name, Path(root) if root else None)
     say(f"image {name} is made; use it with --docker --set local.image={name}")
 
 

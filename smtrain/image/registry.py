@@ -9,7 +9,7 @@ from typing import Any
 from smtrain.errors import LocalError
 from smtrain.facts.images import ecr_image
 from smtrain.image.manifest import layers_size
-from smtrain.local.containers.daemon import architecture, plainly, room, sentence
+from smtrain.local.containers.daemon import architecture, plainly, program, room, sentence
 from smtrain.text import Say
 
 UNPACKED = 2.5
@@ -69,7 +69,7 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
     if size and free is not None and size * (1 + UNPACKED) > free:
         raise LocalError(
             f"{name} is {size / 1e9:.1f} GB, some {size * UNPACKED / 1e9:.0f} GB unpacked, and Docker's disk has "
-            f"{free / 1e9:.1f} GB free; free some with `docker system prune`"
+            f"{free / 1e9:.1f} GB free; free some with `{program().lower()} system prune`"
         )
     repository, tag = _split(name)
     with plainly(f"pulling {name}"):

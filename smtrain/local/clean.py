@@ -70,7 +70,7 @@ def end_crashed(home: Path) -> str:
     state = state_folder(home)
     if not settings.used(state):
         return ""
-    client = connect()
+    client = connect("")
     with plainly("removing what a crash left"):
         boxes, nets = leftovers.remove_stray(client, home, lambda: _running(home))
     folders = [folder for folder in (state / "jobs").glob("*/hosts") if folder.parent.name not in _running(home)]

@@ -95,4 +95,5 @@ def test_the_command_prints_and_writes_nothing(tmp_path: Path, monkeypatch: pyte
     refused = smtrain("image", "build", str(config))
     assert refused.returncode == 2
     assert "Docker does not answer" in refused.stderr
+    assert "or let any builder do it, by --context FOLDER" in refused.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml"]

@@ -24,8 +24,10 @@ import pytest
 
 from smtrain.aws.local_hosts import TAG, LocalHosts, read
 from smtrain.aws.local_server import server_environment
+from smtrain.cli.options import keys_of
+from smtrain.cli.typed import forget, in_flags
 from smtrain.errors import LocalError
-from smtrain.local.containers import baked, tiny
+from smtrain.local.containers import baked, daemon, tiny
 from smtrain.local.containers.daemon import BORROWS, connect
 from smtrain.testing.switches import Plane
 from tests import docker
@@ -271,11 +273,60 @@ def test_where_docker_does_not_answer_it_says_how_and_auto_takes_the_sandbox(
     code, message = refused(client.sagemaker.create_training_job, **client.request("true", **wanted))
     assert code == "ValidationException"
     assert f"Docker does not answer at unix://{tmp_path}/nothing.sock (No such file or directory)" in message
+    assert message.endswith("set DOCKER_HOST, or leave out local.run_in")
     assert "\n" not in message
     job = client.completed("echo here", Tags=[{"Key": TAG, "Value": "run_in=auto"}])
     lines = client.lines(job)
     assert lines[0].startswith("smtrain: this host is a sandbox, not a container: Docker does not answer")
     assert lines[1:] == ["here"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "start", "allowed"),
+    [
+        ("Docker", "start it (`sudo systemctl start docker`", "join its group (`sudo usermod -aG docker $USER`"),
+        ("podman", "start its service (`systemctl start podman.socket`", "set DOCKER_HOST to a service of your own"),
+    ],
+)
+def test_remedies_are_those_of_what_is_asked_and_of_what_was_typed(
+    tool: str, start: str, allowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`leave out --docker` of a run that was given it; nothing to leave out for `smtrain image`."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/{tool.lower()}.sock")
+    with pytest.raises(LocalError) as caught:
+        daemon.connect()
+    keys_of(None, docker=True)
+    told = in_flags(str(caught.value))
+    forget()
+    assert told.startswith(
+        f"{tool} does not answer at unix://{tmp_path}/{tool.lower()}.sock (No such file or directory): "
+    )
+    assert f": {start}" in told
+    assert told.endswith(", or leave out --docker")
+    with pytest.raises(LocalError, match=r", or set DOCKER_HOST$"):
+        daemon.connect("")
+    refused = daemon.sentence(PermissionError(13, "Permission denied"), "making an image")
+    assert refused.startswith(f"making an image failed: {tool} said: ")
+    denied = daemon.sentence(ConnectionRefusedError(111, "Connection refused"), "making an image")
+    assert denied.startswith(f"making an image failed: {tool} does not answer at ")
+    assert f"{tool.lower()} system prune" in daemon.sentence(OSError("no space left on device"), "pulling")
+    with closed_to_us(tmp_path), pytest.raises(LocalError) as caught:
+        daemon.connect("")
+    assert str(caught.value).startswith(f"you may not use {tool} at unix://{tmp_path}/{tool.lower()}.sock: {allowed}")
+
+
+@contextlib.contextmanager
+def closed_to_us(folder: Path) -> Iterator[None]:
+    """As a user who may not look into a folder; root may look into all."""
+    folder.chmod(0)
+    was = os.geteuid()
+    try:
+        if was == 0:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(was)
+        folder.chmod(0o700)
 
 
 @pytest.mark.docker

@@ -18,6 +18,15 @@ HOME, JOB, HOST = "smtrain.home", "smtrain.job", "smtrain.host"
 BORROWS = "smtrain.borrows"
 """Label of an image: folders of this machine, colon between them, that its containers have, read-only."""
 ASK_SECONDS = 60
+_START = {
+    "Docker": "start it (`sudo systemctl start docker`, or `sudo dockerd`)",
+    "podman": "start its service (`systemctl start podman.socket`, with --user for your own)",
+}
+_ALLOWED = {
+    "Docker": "join its group (`sudo usermod -aG docker $USER`, then log in again)",
+    "podman": "set DOCKER_HOST to a service of your own, unix://$XDG_RUNTIME_DIR/podman/podman.sock after "
+    "`systemctl --user start podman.socket`",
+}
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -26,8 +35,16 @@ def address() -> str:
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
-def connect() -> Any:
-    """A client of a daemon that answers. Raises `LocalError` where there is none."""
+def program() -> str:
+    """Whose API is asked: podman where the address says so, else Docker."""
+    return "podman" if "podman" in address() else "Docker"
+
+
+def connect(instead: str = "leave out local.run_in") -> Any:
+    """A client of a daemon that answers.
+
+    Raises `LocalError` where there is none: it says what to do, or to do `instead`; empty where nothing else will do.
+    """
     if not present("docker"):
         raise LocalError(missing("docker"))
     import docker
@@ -40,22 +57,20 @@ def connect() -> Any:
         client = docker.from_env(timeout=ASK_SECONDS)
         client.ping()
     except Exception as error:
-        raise LocalError(_unreachable(error)) from None
+        raise LocalError(_unreachable(error, instead)) from None
     return client
 
 
-def _unreachable(error: BaseException) -> str:
+def _unreachable(error: BaseException, instead: str = "") -> str:
     reasons = [cause for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror]
     if any(isinstance(cause, PermissionError) for cause in reasons):
-        return (
-            f"you may not use Docker at {address()}: join its group (`sudo usermod -aG docker $USER`, then log in "
-            "again), or leave local.run_in at sandbox"
-        )
-    said = reasons[-1].strerror if reasons else str(error).splitlines()[0]
-    return (
-        f"Docker does not answer at {address()} ({said}): start it (`sudo systemctl start docker`, or `sudo dockerd`), "
-        "set DOCKER_HOST, or leave local.run_in at sandbox"
-    )
+        what, ways = f"you may not use {program()} at {address()}", [_ALLOWED[program()]]
+    else:
+        said = reasons[-1].strerror if reasons else str(error).splitlines()[0]
+        what = f"{program()} does not answer at {address()} ({said})"
+        ways = [_START[program()], "set DOCKER_HOST"]
+    *others, last = [*ways, instead] if instead else ways
+    return f"{what}: {', '.join(others)}{', or ' if others else ''}{last}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -82,16 +97,18 @@ def plainly(what: str) -> Iterator[None]:
 
 
 def sentence(error: BaseException, what: str) -> str:
-    """Why Docker did not do something."""
+    """Why Docker, or what stands in for it, did not do something."""
+    name = program()
+    tool = name.lower()
     said = str(getattr(error, "explanation", None) or error).strip().splitlines()
     text = said[-1] if said else type(error).__name__
     if "no space left on device" in text.lower():
-        return f"{what} failed, as Docker's disk is full; free some with `docker system prune` ({text})"
+        return f"{what} failed, as {name}'s disk is full; free some with `{tool} system prune` ({text})"
     if "predefined address pools" in text or "non-overlapping" in text:
-        return f"{what} failed, as Docker has no addresses left; remove networks with `docker network prune` ({text})"
+        return f"{what} failed, as {name} has no addresses left; remove networks with `{tool} network prune` ({text})"
     if any(isinstance(cause, (ConnectionError, FileNotFoundError)) for cause in _causes(error)):
         return f"{what} failed: {_unreachable(error)}"
-    return f"{what} failed: Docker said: {text}"
+    return f"{what} failed: {name} said: {text}"
 
 
 def local_image(client: Any, name: str) -> Any:

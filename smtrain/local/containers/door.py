@@ -29,7 +29,7 @@ class Door:
             raise LocalError(
                 f"the network of the job's containers has the address {host}, which is not one of this machine (Docker "
                 "in a virtual machine, or without root), so they could not reach S3: set network.isolation, or leave "
-                "local.run_in at sandbox"
+                "out local.run_in"
             ) from None
         self.host = host
         self.url = f"http://{host}:{self._server.server_port}"

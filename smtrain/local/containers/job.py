@@ -197,7 +197,7 @@ def fault_of(executor: Executor, request: dict[str, Any]) -> str | None:
             if request.get("EnableNetworkIsolation") and _is_podman(client):
                 return (
                     "EnableNetworkIsolation cannot be honoured by podman, whose networks reach this machine: use "
-                    "Docker, or leave local.run_in at sandbox"
+                    "Docker, or leave out local.run_in"
                 )
     except LocalError as error:
         return str(error)

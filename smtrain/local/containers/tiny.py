@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import LocalError
-from smtrain.local.containers.daemon import BORROWS, plainly, present_image
+from smtrain.local.containers.daemon import BORROWS, plainly, present_image, program
 
 NAME = "smtrain-tiny"
 FOLDERS = ("dev", "proc", "sys", "etc", "home", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "var/tmp")
@@ -51,7 +51,7 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
         packed.flush()
         answer = client.api.import_image_from_file(packed.name, repository, tag, changes=changes)
     if "error" in answer:
-        raise LocalError(f"making image {name} failed: Docker said: {answer.strip().splitlines()[-1]}")
+        raise LocalError(f"making image {name} failed: {program()} said: {answer.strip().splitlines()[-1]}")
     with plainly(f"making image {name}"):
         # podman calls what it imports `latest`, whatever the tag is.
         client.api.tag(json.loads(answer.strip().splitlines()[-1])["status"], repository, tag)
