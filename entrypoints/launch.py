@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -90,11 +91,13 @@ def libraries(stage: str, ml: Path) -> Path | None:
     lacking = missing(wanted(HERE / "wheels.txt", stage))
     if not lacking:
         return None
+    names = ", ".join(line.split("==")[0] for line in lacking)
     wheels, folder = ml / "input/data/code/wheels", ml / "code/libraries"
     reason = "no wheels came with the code"
     if wheels.is_dir():
         lock = ml / "code/wheels.txt"
         lock.write_text("\n".join(lacking) + "\n", "utf-8")
+        began = time.monotonic()
         done = subprocess.run(
             [
                 sys.executable, "-m", "pip", "--isolated", "install", "-q", "--disable-pip-version-check",
@@ -104,9 +107,10 @@ def libraries(stage: str, ml: Path) -> Path | None:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
         if done.returncode == 0:
+            # `smtrain check` reads it (contract/log_lines.py).
+            print(f"installed {names} in {time.monotonic() - began:.1f} s", flush=True)
             return folder
         reason = (done.stdout.strip() or f"pip ended with status {done.returncode}").splitlines()[-1]
-    names = ", ".join(line.split("==")[0] for line in lacking)
     print(f"without {names} ({reason}): slower ways are taken instead", flush=True)
     return None
 

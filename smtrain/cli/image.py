@@ -14,7 +14,7 @@ from smtrain.text import say
 
 if TYPE_CHECKING:
     from smtrain.config import JobConfig, Stage
-    from smtrain.image.look import Contents
+    from smtrain.job.look import Contents
 
 app = options.app()
 ForConfig = Annotated[
@@ -138,6 +138,7 @@ def pull(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch it without asking.")] = False,
 ) -> None:
     """Fetch an image after saying how large it is. Amazon ECR is reached with your AWS credentials."""
+    from smtrain.config.units import spell_bytes
     from smtrain.image import registry
     from smtrain.local.containers.daemon import connect, present_image
 
@@ -148,7 +149,7 @@ def pull(
     ecr = registry.ecr_of(image)
     size = registry.size_of(client, ecr, image)
     told = (
-        f"{size / 1e9:.1f} GB to fetch, some {size * registry.UNPACKED / 1e9:.0f} GB on the disk"
+        f"{spell_bytes(size)} to fetch, some {spell_bytes(size * registry.UNPACKED)} on the disk"
         if size
         else "its registry does not say how large it is"
     )
@@ -215,6 +216,6 @@ def _seen(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:
     """What is in a base that is here, and its user; nothing of one that is not."""
     if image is None:
         return None, ""
-    from smtrain.image.look import look
+    from smtrain.job.look import look
 
     return look(client, image, engine), str(image.attrs.get("Config", {}).get("User") or "")

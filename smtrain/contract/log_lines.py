@@ -12,6 +12,9 @@ STEP_PATTERN = '"step="'
 SOFTWARE, PROFILE, MACHINE = "software: ", "profile: ", "machine: "
 """How the lines begin that say which versions a train job runs with, which part of a step takes how long, and what of
 its machine each host uses."""
+INSTALLED_PATTERN = '"installed "'
+"""CloudWatch's filter pattern for the line in which a host says what it installed when it started."""
+_INSTALLED = re.compile(r"^installed (.+) in ([0-9]{1,6}\.[0-9]) s$")
 _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
     "loss": ".6f", "grad_norm": ".4f", "lr": ".4e", "tokens_per_s": ".1f", "mfu": ".4f", "data_wait": ".4f",
@@ -57,6 +60,13 @@ def step_record(text: str) -> dict[str, float] | None:
         return None
     numbers = {key: float(value) for key, value in _PAIR.findall(text)}
     return {key: value for key, value in numbers.items() if key != "of" or isfinite(value)}
+
+
+def installed(text: str) -> tuple[str, float] | None:
+    """What a host installed when it started (entrypoints/launch.py), and how many seconds that took; None for any other
+    line."""
+    told = _INSTALLED.match(text)
+    return (told[1], float(told[2])) if told else None
 
 
 def machine_line(numbers: Mapping[str, float]) -> str:

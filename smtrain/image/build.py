@@ -19,8 +19,8 @@ from smtrain.contract.needs import WORDS, requirements
 from smtrain.errors import LocalError
 from smtrain.facts import table
 from smtrain.image.lock import Interpreter, Pin, download, resolve
-from smtrain.image.look import Contents
 from smtrain.job import wheels
+from smtrain.job.look import Contents
 from smtrain.local.containers.daemon import plainly, sentence
 from smtrain.text import Say
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from smtrain.config import Stage
-from smtrain.contract.needs import WORDS
 from smtrain.facts.engines import is_gpu, is_neuron
-from smtrain.image.look import FOLDER, Contents, look, run
+from smtrain.job.look import FOLDER, Contents, look, run
 from smtrain.preflight.findings import Finding, Report
+from smtrain.preflight.installing import libraries
 
 NEURON = {"neuronx-cc": "the Neuron compiler", "neuron-ls": "the Neuron tools"}
 LARGE = 30 * 10**9
@@ -41,29 +41,7 @@ def _size(image: Any) -> Iterator[Finding]:
 
 
 def _libraries(contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = ()) -> Iterator[Finding]:
-    required, travelling = contents.lacking["requirements"], contents.lacking["wheels"]
-    lacks = {
-        line.partition("#")[0].strip(): [s for s in stages if line in required[s]]
-        for s in stages
-        for line in required[s]
-    }
-    for line, concerned in lacks.items():
-        which = "every stage needs" if len(concerned) == len(stages) else f"stage {', '.join(concerned)} needs"
-        yield Finding("libraries", "fault", f"it has no {line}, which {which}", "`smtrain image build` adds it")
-    for need in needs:
-        for line in required[WORDS[need]]:
-            lacks[line] = []
-            yield Finding(
-                "libraries", "fault", f"it has no {line}, which {need} needs", "`smtrain image build` adds it"
-            )
-    late = sorted({line.partition("==")[0] for stage in stages for line in travelling[stage]})
-    if late:
-        yield Finding(
-            "libraries", "ok", f"it lacks {', '.join(late)}, which travel with the code, and every host installs them "
-            "at every start; `smtrain image build` puts them in",
-        )  # fmt: skip
-    if not lacks and not late:
-        yield Finding("libraries", "ok", "it has every library of the stages: a job installs nothing when it starts")
+    yield from libraries(contents, stages, needs)
     versions = [f"{name} {contents.packages[name]}" for name in ("torch", "transformers") if name in contents.packages]
     yield Finding("libraries", "ok", ", ".join([f"Python {contents.python}", *versions]))
 

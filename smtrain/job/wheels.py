@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.aws.target import Target
 from smtrain.contract.entrypoints import entrypoints_folder
@@ -22,6 +22,9 @@ from smtrain.job import pip
 from smtrain.job.inputs import Upload
 from smtrain.text import Say
 
+if TYPE_CHECKING:
+    from smtrain.job.look import Contents
+
 SECONDS = 180  # for the download
 _PYTHON = re.compile(r"-py3(\d+)(?:-|$)")
 
@@ -29,18 +32,29 @@ _PYTHON = re.compile(r"-py3(\d+)(?:-|$)")
 def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
     """The upload that belongs beside the code of a request: what its stage wants.
 
-    None on this machine, whose own Python runs the jobs.
+    On this machine what the image of its containers lacks; none for a sandbox, which has this machine's own Python.
     """
-    wanted = names(request["HyperParameters"]["stage"])
-    if target.name != "aws" or not wanted:
+    stage = request["HyperParameters"]["stage"]
+    wanted = names(stage)
+    if not wanted:
         return []
+    inside = None
+    if target.name != "aws":
+        from smtrain.job.look import of_hosts
+
+        if (inside := of_hosts(request)) is None:
+            return []
+        lacked = [line.partition("==")[0] for line in inside.lacking["wheels"][stage]]
+        if not lacked:
+            return []
+        wanted = lacked
     channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"]}
     code = channels["code"]["DataSource"]["S3DataSource"]["S3Uri"]
     image = request["AlgorithmSpecification"]["TrainingImage"]
-    if not folder_of(image).is_dir():
+    if not folder_of(image, inside).is_dir():
         say(f"downloading {', '.join(names())} for the image, once")
     try:
-        files = fetch(image)
+        files = fetch(image, inside)
     except OSError as error:
         say(
             f"without {', '.join(names())}, which could not be downloaded ({error}): prepare and checkpoints are slower"
@@ -67,21 +81,30 @@ def pythons(image: str) -> list[str]:
     return [f"3{told[1]}"] if told else list(table("images")["contents"]["pythons"])
 
 
-def folder_of(image: str) -> Path:
+def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
+    """CPython releases and architecture: what was found in the image, else what its name tells."""
+    if inside is None:
+        return pythons(image), table("images")["contents"]["architecture"]
+    return ["".join(inside.python.split(".")[:2])], inside.machine
+
+
+def folder_of(image: str, inside: Contents | None = None) -> Path:
     """Where this machine keeps the wheels for an image, by the content of the lock file; it may not be there yet."""
-    kind = f"{'-'.join(pythons(image))}-{table('images')['contents']['architecture']}"
+    releases, machine = _kind(image, inside)
+    kind = f"{'-'.join(releases)}-{machine}"
     return home() / "wheels" / f"{hashlib.sha256(lock_file().read_bytes()).hexdigest()[:16]}-{kind}"
 
 
-def fetch(image: str) -> list[Path]:
+def fetch(image: str, inside: Contents | None = None) -> list[Path]:
     """The wheels for an image, downloaded by pip where they are not here yet. Raises OSError with pip's reason."""
-    folder = folder_of(image)
+    folder = folder_of(image, inside)
+    releases, machine = _kind(image, inside)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
         try:
-            for python in pythons(image):
-                _download(python, part)
+            for python in releases:
+                _download(python, machine, part)
             os.rename(part, folder)
         except OSError:
             if not folder.is_dir():  # or another process was faster
@@ -91,9 +114,9 @@ def fetch(image: str) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
 
-def _download(python: str, folder: Path) -> None:
+def _download(python: str, machine: str, folder: Path) -> None:
     pip.run(
         "download", "--retries=1", "--timeout=10", "--require-hashes", "--no-deps",
-        *pip.options(python, table("images")["contents"]["architecture"]),
+        *pip.options(python, machine),
         f"--dest={folder}", f"--requirement={lock_file()}", seconds=SECONDS,
     )  # fmt: skip

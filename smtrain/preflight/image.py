@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timezone
+from typing import Any
 
 from smtrain.config import JobConfig
 from smtrain.contract.entrypoints import entrypoints_folder
@@ -16,6 +17,7 @@ from smtrain.facts.images import ecr_image, gpu_row, of_aws, sdk_release, serves
 from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
+from smtrain.preflight.installing import last_time, libraries, travelling
 
 
 def image(context: Context) -> Iterator[Finding]:
@@ -27,20 +29,21 @@ def image(context: Context) -> Iterator[Finding]:
         yield from _release(context, uri)
         yield from _there(context, uri)
         yield _contents(uri)
+    yield from last_time(context)
     if prepare := context.requests.get("prepare"):
         yield from _for_data(context.chain.given, prepare["AlgorithmSpecification"].get("TrainingImage", ""))
 
 
 def _here(context: Context) -> Iterator[Finding]:
-    """Whether Docker answers and has what the hosts are made of; a sandbox needs no image."""
+    """Whether Docker answers, has what the hosts are made of, and what that lacks; a sandbox needs no image."""
     run_in = context.chain.given.local.run_in
     if run_in == "sandbox":
         return
     from smtrain.local.containers.daemon import connect
     from smtrain.local.containers.job import usable
 
-    names = {request["AlgorithmSpecification"]["TrainingImage"] for request in context.requests.values()}
-    for name in sorted(names):
+    requests = {r["AlgorithmSpecification"]["TrainingImage"]: r for r in context.requests.values()}
+    for name, request in sorted(requests.items()):
         try:
             with closing(connect()) as client:
                 usable(client, name)
@@ -51,6 +54,24 @@ def _here(context: Context) -> Iterator[Finding]:
                 yield Finding("image", "warning", f"hosts will be sandboxes, not containers: {error}")
         else:
             yield Finding("image", "ok", f"{name} is on this machine, and hosts are containers of it")
+            yield from _inside(context, request, name)
+
+
+def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Finding]:
+    """What a container of an image that is here lacks of what the stages import."""
+    from smtrain.job.look import of_hosts
+
+    try:
+        contents = of_hosts(request)
+    except LocalError as error:
+        yield Finding("image", "fault", str(error))
+        return
+    if contents:
+        data = context.chain.given.data.model_dump()
+        needs = data_needs(data) if "prepare" in context.stages else []
+        yield from libraries(contents, context.stages, needs, "image", name)
+        if travelling(contents, context.stages):
+            yield from last_time(context)
 
 
 def _release(context: Context, uri: str) -> Iterator[Finding]:

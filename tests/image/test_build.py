@@ -14,7 +14,7 @@ from smtrain.errors import LocalError
 from smtrain.facts.images import image_uri
 from smtrain.image.build import recipe
 from smtrain.image.lock import Interpreter, Pin
-from smtrain.image.look import Contents
+from smtrain.job.look import Contents
 from smtrain.job.wheels import lock_file
 from tests.cli.test_cli import smtrain
 from tests.image.test_lock import index, wheel

@@ -101,6 +101,7 @@ def test_the_demo_makes_an_image_where_none_is_and_takes_it_as_it_is_then(monkey
         first = client.images.get(name).id
         tiny.usable_here(client)
         assert client.images.get(name).id == first
+        client.images.remove(name, force=True)  # else it would stay, without a name
         client.api.import_image_from_data(b"\0" * 10240, name, "latest", changes=[f"LABEL {BORROWS}=/other/python"])
         tiny.usable_here(client)
         assert client.images.get(name).labels[BORROWS] == client.images.get(docker.IMAGE).labels[BORROWS]

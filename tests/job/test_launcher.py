@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from smtrain.contract import log_lines
 from smtrain.contract.entrypoints import entrypoints_folder
 
 
@@ -78,7 +79,11 @@ def test_what_travels_with_the_code_is_installed_into_a_folder_of_the_job(contai
     (container / "code/entrypoints/wheels.txt").write_text(f"{line}  # export\n")
     done = launched(container)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"probe {container}/code/libraries/smtrain_probe.py\n"
+    told, probe = done.stdout.splitlines()
+    what, seconds = log_lines.installed(told) or ("", -1)
+    assert what == "smtrain-probe"
+    assert 0 < seconds < 600
+    assert probe == f"probe {container}/code/libraries/smtrain_probe.py"
     assert importlib.util.find_spec("smtrain_probe") is None
     shutil.rmtree(container / "code/libraries")
     (container / "code/entrypoints/wheels.txt").write_text(f"{line[:-4]}0000\n")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,36 @@ def test_the_images_release_must_ship_the_library_and_its_end_of_life_is_said(aw
     own = report(with_(config, "compute", image="123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"), "image")
     assert own.ok
     assert "cannot be determined from here" in own.warnings[0].text
+
+
+def test_how_long_installing_took_the_last_time_is_said_by_the_log_of_the_newest_job(aws: dict[str, Any]) -> None:
+    name, at = load_config(aws).name, datetime(2026, 11, 20, tzinfo=timezone.utc)
+    known = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0"
+    jobs = [f"{name}-{rest}" for rest in ("train-0000-2", "evaluate-0000", "train-0000", "prepare-0000")]
+    logs = {
+        f"{jobs[0]}/": [],
+        f"{jobs[2]}/": ["installed by hand", "installed zlib-ng in 1.5 s", "installed zlib-ng in 2.4 s"],
+        f"{jobs[3]}/": ["installed gigatoken, zlib-ng in 9.0 s"],
+    }
+
+    def events(asked: dict[str, Any]) -> dict[str, Any]:
+        assert asked["startTime"] == int(at.timestamp() * 1000)
+        return {"events": [{"message": line} for line in logs[asked["logStreamNamePrefix"]]]}
+
+    listed_jobs = [
+        {"TrainingJobName": job, "TrainingJobArn": "x", "CreationTime": at, "TrainingJobStatus": "Completed"}
+        for job in jobs
+    ]
+    answers: dict[str, Any] = {
+        "sagemaker_ListTrainingJobs": {"TrainingJobSummaries": listed_jobs},
+        "logs_FilterLogEvents": events,
+    }
+    config = with_(aws, "compute", image=f"{known}-ubuntu24.04")
+    texts = [f.text for f in report(config, "image", **answers)]
+    assert f"{jobs[2]} installed zlib-ng when it started, in 2.4 s" in texts, texts
+    for lacking in ("sagemaker_ListTrainingJobs", "logs_FilterLogEvents"):
+        found = report(config, "image", **{**answers, lacking: "AccessDeniedException"})
+        assert not [f for f in found if "installed" in f.text or "could not be checked" in f.text]
 
 
 def test_the_image_must_have_what_the_data_needs(aws: dict[str, Any]) -> None:

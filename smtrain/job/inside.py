@@ -1,6 +1,7 @@
-"""What an image has, told from inside: `python3 inside.py ENGINE` prints one line of JSON. Standard library only.
+"""What an image has, told from inside: `python3 inside.py [ENGINE]` prints one line of JSON. Standard library only.
 
-It lies beside the code of a job (`smtrain/`, `entrypoints/`), and asks what a job would find there.
+It lies beside the code of a job (`smtrain/`, `entrypoints/`), and asks what a job would find there; with an engine it
+imports all that its stages import, which takes a while.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def packages() -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found if name}
 
 
-def look(engine: str) -> dict[str, Any]:
+def look(engine: str | None) -> dict[str, Any]:
     """Everything that is looked at."""
     sys.path[:0] = [str(HERE), str(HERE / "entrypoints")]
     import launch
@@ -86,11 +87,11 @@ def look(engine: str) -> dict[str, Any]:
             name: {word: launch.missing(launch.wanted(file, word)) for word in (*STAGES, *WORDS.values())}
             for name, file in lists.items()
         },
-        "faults": imports(engine, travelled),
+        "faults": imports(engine, travelled) if engine else {},
         "programs": {name: shutil.which(name) for name in PROGRAMS},
         "unwritable": [folder for folder in WRITTEN if not os.access(folder, os.W_OK)],
     }
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(look(sys.argv[1])) + "\n")
+    sys.stdout.write(json.dumps(look(sys.argv[1] if sys.argv[1:] else None)) + "\n")

@@ -6,18 +6,20 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.local_hosts import read
 from smtrain.errors import LocalError
 from smtrain.job.bundle import bundle_files
-from smtrain.local.containers.daemon import borrowed, plainly
-from smtrain.local.containers.job import LENT
+from smtrain.local.containers.daemon import borrowed, connect, plainly
+from smtrain.local.containers.job import LENT, usable
 
 FOLDER = "/smtrain-look"
 SECONDS = 600
+_seen: dict[str, Contents] = {}
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,39 @@ class Contents:
     """Folders that stages write into, and this user may not."""
 
 
-def look(client: Any, image: Any, engine: str = "native") -> Contents:
-    """What a local image has. Raises `LocalError` where no container of it runs, or it has no Python 3.10."""
+def look(client: Any, image: Any, engine: str | None = "native") -> Contents:
+    """What a local image has; without an engine nothing is imported, and no faults are found.
+
+    Raises `LocalError` where no container of it runs, or it has no Python 3.10.
+    """
     name = image.tags[0] if image.tags else image.short_id
-    status, said, _ = run(client, image, ["python3", f"{FOLDER}/inside.py", engine])
+    status, said, _ = run(client, image, ["python3", f"{FOLDER}/inside.py", *filter(None, [engine])])
     line = next((line for line in reversed(said.splitlines()) if line.startswith('{"python"')), None)
     if line is None:
         last = (said.strip().splitlines() or [f"exit status {status}"])[-1]
         raise LocalError(f"image {name} has no python3 that runs the stages, 3.10 or later: {last}")
     return Contents(**json.loads(line))
+
+
+def of_hosts(request: dict[str, Any]) -> Contents | None:
+    """What the containers of a local job find, looked at once; None where its hosts are sandboxes.
+
+    Raises `LocalError` where containers are asked for and cannot be had, or the image has no Python.
+    """
+    run_in = read(request.get("Tags") or []).run_in
+    if run_in not in ("docker", "auto"):
+        return None
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(closing(connect()))
+            image, _ = usable(client, request["AlgorithmSpecification"]["TrainingImage"])
+        except LocalError:
+            if run_in == "auto":
+                return None
+            raise
+        if image.id not in _seen:
+            _seen[image.id] = look(client, image, None)
+        return _seen[image.id]
 
 
 def run(client: Any, image: Any, command: list[str], read: str | None = None) -> tuple[int, str, str | None]:
