@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +31,17 @@ class AskedText:
         return sum(file.bytes for part in self.files for file in part)
 
 
+def named_sources(inputs: Path | str | Sequence[Path | str], holdout: HoldOut | None) -> list[str]:
+    """The inputs, of which there may be one alone, and last what is held out whole."""
+    sources = [inputs] if isinstance(inputs, (str, Path)) else [*inputs]
+    return [str(source) for source in (*sources, *([holdout.path] if holdout and holdout.path else ()))]
+
+
 def asked_text(
-    inputs: Path | str | Sequence[Path | str], tokenizer: Path, seq_len: int, text_column: str, format: Format,
+    sources: list[str], tokenizer: Path, seq_len: int, text_column: str, format: Format,
     separator: str | None, cleaning: Cleaning | None, workers: int | None, append_eod: bool, parts: Parts | None,
     holdout: HoldOut | None, output: Path | None, encoding: str | None, say: Callable[[str], None],
+    commits: Mapping[str, str] | None = None,
 ) -> AskedText:  # fmt: skip
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -44,11 +51,8 @@ def asked_text(
             f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
             "name one, or set append_eod to false."
         )
-    sources = [str(s) for s in ([inputs] if isinstance(inputs, (str, Path)) else inputs)]
-    if holdout and holdout.path is not None:
-        sources.append(str(holdout.path))
     left_out: list[str] = []
-    files = [find_files(source, format, exclude=output, say=left_out.append, encoding=encoding) for source in sources]
+    files = [find_files(source, format, output, left_out.append, encoding, commits) for source in sources]
     for sentence in left_out:
         say(f"prepare: {sentence}")
     _refuse_split(files, holdout)

@@ -2,14 +2,15 @@
 
 `datasets` says which files a split has, at one commit; each is a source of its own, read by ranges, so that nothing is
 downloaded as a whole and several machines share them as they share files. Files of other forms than JSON and
-Parquet, and parts of a split, are left to `datasets` itself (hub_rows).
+Parquet, and parts of a split, are left to `datasets` itself (hub_rows). All of it is read at one commit, which is asked
+for once: several machines take the one that the first of them was told.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,25 +24,58 @@ _WAITS = (1, 2, 4, 8, 16, 32, 60, 120, 120)
 """Seconds before the next try, where the hub does not name them."""
 _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIRECT = {"json", "parquet"}
 
 
 @dataclass(frozen=True)
 class HubName:
-    """What an hf:// path of data names."""
+    """What an hf:// path of data names, and the commit at which it is read, once it is known."""
 
     uri: str
     name: str
     config: str | None
     split: str
     revision: str | None
+    commit: str | None = None
 
     @staticmethod
-    def of(uri: str) -> HubName:
+    def of(uri: str, commit: str | None = None) -> HubName:
         body, _, revision = uri.removeprefix(HUB).partition("#")
         name, _, split = body.partition("@")
         name, _, config = name.partition(":")
-        return HubName(uri, name, config or None, split, revision or None)
+        return HubName(uri, name, config or None, split, revision or None, commit)
+
+
+def floating(sources: Sequence[object]) -> list[str]:
+    """Those of the sources that are data sets of the hub whose path names no commit: what they are may change."""
+    named = [str(source) for source in sources]
+    return [uri for uri in named if uri.startswith(HUB) and not _COMMIT.fullmatch(HubName.of(uri).revision or "")]
+
+
+def commit_of(asked: HubName) -> str | None:
+    """The commit that is meant now; None where the hub is not to be asked (HF_HUB_OFFLINE).
+
+    Raises DataError where the data set or the revision is not there.
+    """
+    if asked.commit or _COMMIT.fullmatch(asked.revision or ""):
+        return asked.commit or asked.revision
+    needs_datasets(asked.uri)
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+
+    def ask() -> Any:
+        return HfApi().dataset_info(asked.name, revision=asked.revision).sha
+
+    return str(patiently(asked.uri, ask, cannot))
+
+
+def commits_of(sources: Sequence[object]) -> dict[str, str]:
+    """The commit that each data set of the hub without one in its path is read at from now on."""
+    found = {uri: commit_of(HubName.of(uri)) for uri in floating(sources)}
+    return {uri: commit for uri, commit in found.items() if commit}
 
 
 @dataclass(frozen=True)
@@ -74,12 +108,17 @@ def hub_files(asked: HubName, say: Callable[[str], None]) -> list[HubFile] | Non
     for place in dict.fromkeys((repository, commit) for repository, commit, _ in files):
         sizes[place] = _sizes(asked.uri, *place, [file for *at, file in files if tuple(at) == place])
     commits = {commit for _, commit in sizes}
-    if asked.revision not in commits:
-        say(f"{asked.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the same again")
+    read_at(asked, commits, say)
     return [
         HubFile(f"hf://datasets/{name}@{commit}/{file}", f"{name}@{commit[:12]}/{file}", sizes[name, commit][file])
         for name, commit, file in files
     ]
+
+
+def read_at(asked: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
+    """Tell of the commit that is read, where the path names none."""
+    if asked.revision not in commits:
+        say(f"{asked.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the same again")
 
 
 def left_out(uri: str, splits: list[str], say: Callable[[str], None]) -> None:
@@ -109,7 +148,7 @@ def needs_datasets(uri: str) -> Any:
 def _builder(asked: HubName) -> Any:
     datasets = needs_datasets(asked.uri)
     try:
-        return datasets.load_dataset_builder(asked.name, asked.config, revision=asked.revision)
+        return datasets.load_dataset_builder(asked.name, asked.config, revision=asked.commit or asked.revision)
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
         raise cannot(asked.uri, error) from None
 
@@ -167,10 +206,16 @@ class _Ranges:
         self._file.close()
 
 
-def patiently(uri: str, ask: Callable[[], _ANSWER]) -> _ANSWER:
+def _unread(uri: str, error: Exception) -> DataError:
+    return DataError(f"{uri} cannot be read ({first_line(error)}); check that the hub can be reached.")
+
+
+def patiently(
+    uri: str, ask: Callable[[], _ANSWER], refused: Callable[[str, Exception], DataError] = _unread
+) -> _ANSWER:
     """What the hub answers; where it is busy, limits the rate or cannot be reached, after a while.
 
-    Raises DataError where it refuses, or does not answer for minutes.
+    Raises the DataError that `refused` makes where it refuses, or does not answer for minutes.
     """
     for wait in (*_WAITS, None):
         try:
@@ -182,9 +227,7 @@ def patiently(uri: str, ask: Callable[[], _ANSWER]) -> _ANSWER:
                 ("httpx", "requests", "urllib3")
             )
             if wait is None or not (status in _LATER or (status is None and away)):
-                raise DataError(
-                    f"{uri} cannot be read ({first_line(error)}); check that the hub can be reached."
-                ) from None
+                raise refused(uri, error) from None
             named = str(getattr(answer, "headers", {}).get("Retry-After", ""))
             time.sleep(int(named) if named.isdecimal() else wait)
     raise AssertionError("the last try has returned or raised")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from smtrain.data.hub import HubName, cannot, left_out, needs_datasets
+from smtrain.data.hub import HubName, cannot, left_out, needs_datasets, read_at
 
 
 def hub_rows(asked: HubName, say: Callable[[str], None]) -> list[tuple[Path, str]]:
@@ -21,16 +21,20 @@ def hub_rows(asked: HubName, say: Callable[[str], None]) -> list[tuple[Path, str
     datasets = needs_datasets(asked.uri)
     try:
         found: Any = datasets.load_dataset(
-            asked.name, asked.config, split=asked.split or "train", revision=asked.revision
+            asked.name, asked.config, split=asked.split or "train", revision=asked.commit or asked.revision
         )
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
         raise cannot(asked.uri, error) from None
     if others := sorted(set(found.info.splits or ()) - {"train"}) if not asked.split else []:
         left_out(asked.uri, others, say)
+    if asked.commit:
+        read_at(asked, [asked.commit], say)
     paths = [Path(file["filename"]) for file in found.cache_files]
     if len(paths) == 0 or _rows(paths) != len(found) or found._indices is not None:
         paths = _written(found, asked.uri, paths)  # a part of the rows, which the files of the cache do not say
-    return [(path, f"{asked.name}/{path.name}") for path in paths]
+    # machines compare names and sizes, which the rows of two commits may share
+    base = f"{asked.name}@{asked.commit[:12]}" if asked.commit else asked.name
+    return [(path, f"{base}/{path.name}") for path in paths]
 
 
 def _rows(paths: list[Path]) -> int:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from smtrain.config.schema import digest
 from smtrain.data import blocks, encoder
-from smtrain.data.asked_text import asked_text
+from smtrain.data.asked_text import asked_text, named_sources
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.cluster.dealer import Dealer
 from smtrain.data.cluster.desk import Desk
 from smtrain.data.cluster.shares import Share, cut_corpus
-from smtrain.data.cluster.together import MeetingPoint, help_others, put_together
+from smtrain.data.cluster.together import MeetingPoint, agreed_commits, help_others, open_desk, put_together
 from smtrain.data.cluster.working import ShareWork
 from smtrain.data.encoder import Encoder, MismatchError, Plain
 from smtrain.data.holdout import HoldOut
@@ -73,54 +73,59 @@ def prepare(
     beside it, and, without `overwrite`, for an `output` that holds a dataset.
     """
     say = say or to_stderr
-    asked = asked_text(
-        inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, parts, holdout,
-        output, encoding, say,
-    )  # fmt: skip
-    files, facts = asked.files, asked.how.facts
-    if near := asked.how.cleaning.near:
-        bands, rows = near.shape
-        say(
-            f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory a "
-            f"document, for the first {near.documents:,}"
-        )
-    if not overwrite:
-        refuse_others(*files_of(output))
-    with unfinished(output, parts) as journal:
-        with ExitStack() as stack:
-            report = progress or stack.enter_context(console())
-            how = replace(asked.how, refine=stack.enter_context(refining(asked.how.cleaning, workers, asked.bytes)))
-            desk = None
-            if machines is not None:
-                desk = Desk(machines.address, how.digest(files, elsewhere=True), say)
-                stack.callback(desk.close)
-            tally = _tally(files, how, journal, max_bad, report, say, desk, machines)
-            if desk is not None and machines is not None:
-                desk.finish(machines.count - 1, machines.leaves_within)
-        tally.check(seq_len, asked.sources)
-        manifest = DatasetManifest(
-            **facts.in_manifest(),
-            append_eod=append_eod,
-            seq_len=seq_len,
-            documents=tally.documents,
-            tokens=tally.tokens,
-            samples=sum((part.tokens - 1) // seq_len for part in tally.trained),
-            text_column=text_column,
-            sources=tally.source_rows(),
-            files=tally.finish(),
-            bad_line_count=tally.bad.count,
-            bad_lines=tally.bad.kept,
-            parts=[
-                {"prefix": p.prefix, "documents": p.documents, "tokens": p.tokens, "samples": (p.tokens - 1) // seq_len}
-                for p in tally.trained
-            ],
-            dropped=tally.dropped,
-            tokenized_by=tally.tokenized_by,
-            left_out=asked.left_out,
-            validation=tally.held_out.row(-(-(tally.held_out.tokens - 1) // seq_len)) if tally.held_out else None,
-            **tally.refined(how.cleaning, tokenizer),
-        )
-        return publish(journal, manifest, output)
+    sources = named_sources(inputs, holdout)
+    with open_desk(machines, sources, say) as (desk, commits):
+        asked = asked_text(
+            sources, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, parts, holdout,
+            output, encoding, say, commits,
+        )  # fmt: skip
+        files, facts = asked.files, asked.how.facts
+        if near := asked.how.cleaning.near:
+            bands, rows = near.shape
+            say(
+                f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory "
+                f"a document, for the first {near.documents:,}"
+            )
+        if not overwrite:
+            refuse_others(*files_of(output))
+        with unfinished(output, parts) as journal:
+            with ExitStack() as stack:
+                report = progress or stack.enter_context(console())
+                how = replace(asked.how, refine=stack.enter_context(refining(asked.how.cleaning, workers, asked.bytes)))
+                if desk is not None:
+                    desk.expect(how.digest(files, elsewhere=True))
+                tally = _tally(files, how, journal, max_bad, report, say, desk, machines)
+                if desk is not None and machines is not None:
+                    desk.finish(machines.count - 1, machines.leaves_within)
+            tally.check(seq_len, asked.sources)
+            manifest = DatasetManifest(
+                **facts.in_manifest(),
+                append_eod=append_eod,
+                seq_len=seq_len,
+                documents=tally.documents,
+                tokens=tally.tokens,
+                samples=sum((part.tokens - 1) // seq_len for part in tally.trained),
+                text_column=text_column,
+                sources=tally.source_rows(),
+                files=tally.finish(),
+                bad_line_count=tally.bad.count,
+                bad_lines=tally.bad.kept,
+                parts=[
+                    {
+                        "prefix": p.prefix,
+                        "documents": p.documents,
+                        "tokens": p.tokens,
+                        "samples": (p.tokens - 1) // seq_len,
+                    }
+                    for p in tally.trained
+                ],
+                dropped=tally.dropped,
+                tokenized_by=tally.tokenized_by,
+                left_out=asked.left_out,
+                validation=tally.held_out.row(-(-(tally.held_out.tokens - 1) // seq_len)) if tally.held_out else None,
+                **tally.refined(how.cleaning, tokenizer),
+            )
+            return publish(journal, manifest, output)
 
 
 def assist(
@@ -144,9 +149,10 @@ def assist(
     Raises DataError where that machine cannot be reached, is gone, or finds other text or settings here.
     """
     say = say or to_stderr
+    sources = named_sources(inputs, holdout)
     asked = asked_text(
-        inputs, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, None, holdout,
-        None, encoding, lambda _: None,
+        sources, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, None, holdout,
+        None, encoding, lambda _: None, agreed_commits(machines, sources),
     )  # fmt: skip
     flat = [file for part in asked.files for file in part]
     fast, why = encoder.choose(tokenizer)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smtrain.config.schema import digest
+from smtrain.data.asked_text import named_sources
 from smtrain.data.blocks import BLOCK_BYTES
 from smtrain.data.chat import Shape
 from smtrain.data.cluster.dealer import Dealer
 from smtrain.data.cluster.desk import Desk
 from smtrain.data.cluster.shares import Share, cut_corpus
-from smtrain.data.cluster.together import MeetingPoint, help_others, put_together
+from smtrain.data.cluster.together import MeetingPoint, agreed_commits, help_others, open_desk, put_together
 from smtrain.data.holdout import HoldOut
 from smtrain.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.data.parts import Parts
@@ -67,64 +68,65 @@ def prepare_sft(
     `overwrite`, an `output` that holds a dataset.
     """
     say = say or to_stderr
-    asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, encoding, say, columns)
-    files, facts, make, left_out = asked.files, asked.facts, asked.make, asked.left_out
-    say(f"prepare: {make.template.about}")
-    if not overwrite:
-        refuse_others(*files_of(output))
-    settings = _digest(asked, parts is not None)
-    if machines is not None:
-        settings = digest([settings, "shares", machines.size])
-    with unfinished(output, parts) as journal:
+    with open_desk(machines, named_sources(inputs, holdout), say) as (desk, commits):
+        asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, encoding, say, columns, commits)
+        files, facts, make, left_out = asked.files, asked.facts, asked.make, asked.left_out
+        say(f"prepare: {make.template.about}")
+        if not overwrite:
+            refuse_others(*files_of(output))
+        settings = _digest(asked, parts is not None)
+        if machines is not None:
+            settings = digest([settings, "shares", machines.size])
+        with unfinished(output, parts) as journal:
 
-        def empty() -> SampleTally:
-            return SampleTally(journal.folder, files, facts.dtype, holdout, asked.others)
+            def empty() -> SampleTally:
+                return SampleTally(journal.folder, files, facts.dtype, holdout, asked.others)
 
-        tally = gone_on(empty, settings, journal, parts)
-        try:
-            with ExitStack() as stack:
-                report = progress or stack.enter_context(console())
-                total = sum(file.bytes for file in files)
-                marker = Marker(tally, total, settings, journal, parts, report, say)
-                if machines is None:
-                    for piece in sample_pieces(files, tally.blocks, make, workers):
-                        tally.add(piece, max_bad)
-                        marker.piece_done(tally.samples, tally.tokens)
-                else:
-                    desk = Desk(machines.address, _digest(asked, True), say)
-                    stack.callback(desk.close)
-                    dealer = Dealer(
-                        cut_corpus([files], None, machines.size), tally.blocks, journal.folder, settings,
-                        machines.straggles_s,
-                    )  # fmt: skip
-                    _on_machines(desk, dealer, asked, tally, marker, max_bad, workers, say)
-                    desk.finish(machines.count - 1, machines.leaves_within)
-        except BaseException:
-            tally.close()
-            raise
-        for what, count in tally.told.items():
-            say(f"prepare: {count} {what}")
-        held_out = tally.held_out
-        if not tally.samples:
-            tally.close()
-            if held_out and held_out.documents and holdout and holdout.from_sources:
-                raise DataError(f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data.")
-            named = ", ".join(map(str, inputs))
-            if tally.bad.count and not tally.told:
-                raise DataError(tally.bad.nothing_else(named))
-            why = ", ".join(f"{count} {what}" for what, count in tally.told.items()) or "the files are empty"
-            raise DataError(f"{named} gives no sample ({why}); give other conversations.")
-        if holdout and held_out and not held_out.documents:
-            tally.close()
-            raise DataError(
-                f"{holdout.key}: "
-                + (
-                    f"holds out none of {tally.samples} samples; raise it or give other data (train.validation.path)."
-                    if holdout.from_sources
-                    else f"{holdout.path} gives no sample; give conversations to validate on."
+            tally = gone_on(empty, settings, journal, parts)
+            try:
+                with ExitStack() as stack:
+                    report = progress or stack.enter_context(console())
+                    total = sum(file.bytes for file in files)
+                    marker = Marker(tally, total, settings, journal, parts, report, say)
+                    if machines is None:
+                        for piece in sample_pieces(files, tally.blocks, make, workers):
+                            tally.add(piece, max_bad)
+                            marker.piece_done(tally.samples, tally.tokens)
+                    elif desk is not None:
+                        desk.expect(_digest(asked, True))
+                        dealer = Dealer(
+                            cut_corpus([files], None, machines.size), tally.blocks, journal.folder, settings,
+                            machines.straggles_s,
+                        )  # fmt: skip
+                        _on_machines(desk, dealer, asked, tally, marker, max_bad, workers, say)
+                        desk.finish(machines.count - 1, machines.leaves_within)
+            except BaseException:
+                tally.close()
+                raise
+            for what, count in tally.told.items():
+                say(f"prepare: {count} {what}")
+            held_out = tally.held_out
+            if not tally.samples:
+                tally.close()
+                if held_out and held_out.documents and holdout and holdout.from_sources:
+                    raise DataError(f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data.")
+                named = ", ".join(map(str, inputs))
+                if tally.bad.count and not tally.told:
+                    raise DataError(tally.bad.nothing_else(named))
+                why = ", ".join(f"{count} {what}" for what, count in tally.told.items()) or "the files are empty"
+                raise DataError(f"{named} gives no sample ({why}); give other conversations.")
+            if holdout and held_out and not held_out.documents:
+                tally.close()
+                raise DataError(
+                    f"{holdout.key}: "
+                    + (
+                        f"holds out none of {tally.samples} samples; raise it or give other data "
+                        "(train.validation.path)."
+                        if holdout.from_sources
+                        else f"{holdout.path} gives no sample; give conversations to validate on."
+                    )
                 )
-            )
-        return publish(journal, _manifest(tally, facts, seq_len, left_out), output)
+            return publish(journal, _manifest(tally, facts, seq_len, left_out), output)
 
 
 def assist_sft(
@@ -145,7 +147,10 @@ def assist_sft(
 
     Raises DataError where that machine cannot be reached, is gone, or finds other records or settings here.
     """
-    asked = _asked(inputs, None, tokenizer, seq_len, format, overlong, holdout, encoding, lambda _: None, columns)
+    commits = agreed_commits(machines, named_sources(inputs, holdout))
+    asked = _asked(
+        inputs, None, tokenizer, seq_len, format, overlong, holdout, encoding, lambda _: None, columns, commits
+    )
     with share_work(asked.files, asked.make, workers) as work:
         return help_others(machines, _digest(asked, True), work, asked.files, lambda _: None, say or to_stderr)
 
@@ -181,7 +186,7 @@ class _AskedSamples:
 def _asked(
     inputs: Sequence[Path | str], output: Path | None, tokenizer: Path, seq_len: int, format: str,
     overlong: Literal["truncate", "drop"], holdout: HoldOut | None, encoding: str | None, say: Callable[[str], None],
-    columns: Mapping[str, str] | None,
+    columns: Mapping[str, str] | None, commits: Mapping[str, str],
 ) -> _AskedSamples:  # fmt: skip
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
@@ -189,11 +194,11 @@ def _asked(
     shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
     kind: Any = "auto" if format == shape else format
     left_out: list[str] = []
-    files = [f for s in inputs for f in find_files(s, kind, output, left_out.append, encoding)]
+    files = [f for s in inputs for f in find_files(s, kind, output, left_out.append, encoding, commits)]
     others = (
         []
         if holdout is None or holdout.path is None
-        else find_files(holdout.path, kind, None, left_out.append, encoding)
+        else find_files(holdout.path, kind, None, left_out.append, encoding, commits)
     )
     files += others
     for sentence in left_out:

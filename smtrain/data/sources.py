@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from smtrain.config import textfiles
 from smtrain.config.textfiles import ENDINGS, LeftOut
 from smtrain.data import remote
-from smtrain.data.hub import HUB, HubFile, HubName, hub_files, opened
+from smtrain.data.hub import HUB, HubFile, HubName, commit_of, hub_files, opened
 from smtrain.data.hub_rows import hub_rows
 from smtrain.errors import DataError, first_line
 
@@ -61,30 +61,32 @@ class SourceFile:
 
 def find_files(
     source: Path | str, format: Format = "auto", exclude: Path | None = None, say: Callable[[str], None] | None = None,
-    encoding: str | None = None,
+    encoding: str | None = None, commits: Mapping[str, str] | None = None,
 ) -> list[SourceFile]:  # fmt: skip
     """The files of a source that `format` reads, sorted by name; none of those under `exclude`.
 
     `auto` goes by the ending. A named format reads its own endings in a folder or prefix, `text` every file; a file
     that is named itself is read as the format says whatever its ending. `encoding` is that of text that is not in
-    UTF-8. `say` hears what else is there and why it is
-    not read. Raises DataError where nothing is found.
+    UTF-8. `commits` are those at which data sets of the hub are read, by their hf:// paths. `say` hears what else is
+    there and why it is not read. Raises DataError where nothing is found.
     """
-    files = _find(source, format, exclude, say)
+    files = _find(source, format, exclude, say, commits or {})
     if not encoding:
         return files
     return [replace(file, encoding=encoding) if file.kind in textfiles.STREAMS else file for file in files]
 
 
 def _find(
-    source: Path | str, format: Format, exclude: Path | None, say: Callable[[str], None] | None
-) -> list[SourceFile]:
+    source: Path | str, format: Format, exclude: Path | None, say: Callable[[str], None] | None,
+    commits: Mapping[str, str],
+) -> list[SourceFile]:  # fmt: skip
     if format != "auto" and format not in ENDINGS:
         raise DataError(f"data.format is {format!r}; it is one of auto, {', '.join(ENDINGS)}.")
     say = say or (lambda sentence: None)
     text = str(source)
     if text.startswith(HUB):
-        asked = HubName.of(text)
+        asked = HubName.of(text, commits.get(text))
+        asked = replace(asked, commit=commit_of(asked))
         files = [_of_hub(file) for file in hub_files(asked, say) or ()]
         if files and all(file.kind for file in files):
             return files

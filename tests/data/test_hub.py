@@ -84,6 +84,48 @@ def test_files_of_the_hub_are_sources_on_any_number_of_machines(tmp_path: Path, 
     assert {row["name"].partition("/data/")[0] for row in told["sources"]} == {f"org/set@{COMMIT[:12]}"}
 
 
+_MOVING = """
+import hashlib, json, sys
+from pathlib import Path
+from smtrain.data import blocks
+from tests.data.cluster.hosts import on_machines
+
+blocks.BLOCK_BYTES = 256
+out, tokenizer = map(Path, sys.argv[1:])
+made = on_machines(3, ["hf://org/set", "hf://org/set@train[:50%]"], out / "three", tokenizer, seq_len=8)
+print(json.dumps([row["name"] for row in made.sources]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_all_machines_read_the_commit_that_the_first_was_told(
+    form: str, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "set").mkdir()
+    for number in range(3):
+        rows = [f"words of the text {number} {row}" for row in range(60)]
+        lines = ["text", *rows] if form == "csv" else [json.dumps({"text": row}) for row in rows]
+        (tmp_path / f"set/train-{number}.{form}").write_text("\n".join(lines) + "\n")
+    served = Hub(tmp_path, "org/set", data=tmp_path / "set")
+    served.moves = True  # as if there were a push between any two questions
+    environment = {**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _MOVING, str(tmp_path / "out"), str(tokenizer_folder)],
+            env=environment, cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+    finally:
+        served.close()
+    assert done.returncode == 0, done.stderr
+    names = json.loads(done.stdout.splitlines()[-1])
+    commits = {name.partition("@")[2][:12] for name in names}
+    assert len(names) == (2 if form == "csv" else 4), names
+    assert commits == {commit[:12] for commit in served.read}
+    assert len(commits) == 2, "one for each path"
+
+
 @pytest.mark.parametrize(
     ("uri", "parts"),
     [

@@ -18,12 +18,16 @@ class Hub:
     """Serves the files of `model` as model `name`, those of `data` as a data set of that name, to whoever brings
     `token` (None: to all).
 
-    `busy` requests for parts of files are told to come again at once.
+    `busy` requests for parts of files are told to come again at once. With `moves` whoever asks for the head is told
+    another commit each time, of the same files; `read` are the commits that files were asked of.
     """
 
     def __init__(self, model: Path, name: str, token: str | None = None, *, data: Path | None = None) -> None:
         self.folders, self.name, self.token = {"models": model, "datasets": data or model}, name, token
         self.busy = 0
+        self.moves = False
+        self.commits = [COMMIT]
+        self.read: set[str] = set()
         self.ranges: list[str] = []
         self.tokens: set[str | None] = set()
         hub = self
@@ -56,12 +60,16 @@ class Hub:
         sent = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         if self.name in path:
             self.tokens.add(brought)
+        named = next((part for part in re.split("[/?]", path) if part in self.commits), None)
+        if named is None and self.moves:
+            self.commits.append(hashlib.sha1(str(len(self.commits)).encode()).hexdigest())
+        commit = named or self.commits[-1]
         kind = "datasets" if path.startswith(("/datasets/", "/api/datasets/")) else "models"
         folder, api = self.folders[kind], f"/api/{kind}/{self.name}"
-        resolved = f"{'/datasets' if kind == 'datasets' else ''}/{self.name}/resolve/{COMMIT}/"
-        below = folder / path.partition(f"/tree/{COMMIT}")[2].strip("/")
+        resolved = f"{'/datasets' if kind == 'datasets' else ''}/{self.name}/resolve/{commit}/"
+        below = folder / path.partition(f"/tree/{commit}")[2].strip("/")
         ranged = request.headers.get("Range", "") if resolved in path else ""
-        headers = {"X-Repo-Commit": COMMIT}
+        headers = {"X-Repo-Commit": commit}
         if brought != self.token:
             status, data = 401, b'{"error": "gated"}'
             headers |= {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to this model is restricted."}
@@ -72,7 +80,7 @@ class Hub:
         elif path == api or path.startswith(f"{api}/revision/"):
             there = sorted(file for file in folder.rglob("*") if file.is_file())
             files = [{"rfilename": file.relative_to(folder).as_posix()} for file in there]
-            status, data = 200, json.dumps({"id": self.name, "sha": COMMIT, "siblings": files}).encode()
+            status, data = 200, json.dumps({"id": self.name, "sha": commit, "siblings": files}).encode()
         elif path.startswith((f"{api}/tree/", f"{api}/paths-info/")) and below.is_dir():
             if sent:
                 listed = [folder / name for name in parse_qs(sent.decode())["paths"]]
@@ -88,6 +96,7 @@ class Hub:
             status, data = 200, json.dumps(rows).encode()
         elif path.startswith(resolved) and (file := folder / path[len(resolved) :]).is_file():
             status, data = 200, file.read_bytes()
+            self.read.add(commit)
             headers["ETag"] = f'"{hashlib.sha1(data).hexdigest()}"'
             if found := re.fullmatch(r"bytes=(\d+)-(\d+)", ranged):
                 status, data = 206, data[int(found[1]) : int(found[2]) + 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from smtrain.data.cluster.dealer import Dealer
@@ -24,9 +24,11 @@ LEAVES_WITHIN = 300.0
 class Desk:
     """Listens for the other machines on the first one; `dealer` may change when everything begins again."""
 
-    def __init__(self, address: tuple[str, int], settings: str, say: Callable[[str], None]) -> None:
-        """`settings` are what every machine must have. Raises DataError where the address cannot be had."""
-        self._settings, self._say = settings, say
+    def __init__(self, address: tuple[str, int], say: Callable[[str], None], commits: Mapping[str, str]) -> None:
+        """`commits` are those of data sets of the hub, for who asks. Raises DataError where the address
+        cannot be had."""
+        self._commits, self._say = dict(commits), say
+        self._settings: str | None = None
         self._dealer: Dealer | None = None
         self._encoder, self._epoch = "", 0
         self._open = threading.Condition()
@@ -41,6 +43,12 @@ class Desk:
             ) from None
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         threading.Thread(target=self._listen, name="desk", daemon=True).start()
+
+    def expect(self, settings: str) -> None:
+        """What every machine must have; who comes before waits."""
+        with self._open:
+            self._settings = settings
+            self._open.notify_all()
 
     def deal(self, dealer: Dealer, encoder: str) -> None:
         """From now on these shares, encoded by the encoder of that name."""
@@ -73,6 +81,14 @@ class Desk:
                 if found is None:
                     return
                 hello = found[0]
+                if hello.get("what") == "commits":
+                    send(line, {"commits": self._commits})
+                    return
+                with self._open:
+                    while self._settings is None and not self._closed:
+                        self._open.wait()
+                if self._settings is None:
+                    return
                 if hello.get("settings") != self._settings:
                     why = "it has other text, another tokenizer, another smtrain or other settings than the first one"
                     self._say(f"prepare: {hello.get('host')} was turned away: {why}")

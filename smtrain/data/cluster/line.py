@@ -26,6 +26,44 @@ class EndedError(Exception):
     """The first machine has all it needs; what is under way is for nothing."""
 
 
+def reach(address: tuple[str, int], within: float) -> socket.socket:
+    """A line to the first machine. Raises LostError where nobody is there for so many seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            line = socket.create_connection(address, timeout=60)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                why = error.strerror or type(error).__name__
+                raise LostError(
+                    f"{address[0]}:{address[1]}, where the job's first machine listens, cannot be reached ({why}); "
+                    "let the job's machines reach one another (security group), and see the log of the first."
+                ) from None
+            time.sleep(0.2)
+    line.settimeout(None)
+    quick(line)
+    return line
+
+
+def _gone(address: tuple[str, int]) -> LostError:
+    where = f"{address[0]}:{address[1]}"
+    return LostError(f"{where}, the job's first machine, is gone; its log says why. Start the job again.")
+
+
+def ask_commits(address: tuple[str, int], within: float) -> dict[str, str]:
+    """The commits at which the first machine reads data sets of the hub. Raises LostError where it is not there."""
+    with reach(address, within) as line:
+        try:
+            send(line, {"what": "commits"})
+            found = receive(line)
+        except (OSError, ValueError):
+            found = None
+    if found is None or not isinstance(found[0].get("commits"), dict):
+        raise _gone(address)
+    return {str(uri): str(commit) for uri, commit in found[0]["commits"].items()}
+
+
 class DeskLine:
     """The table of another machine than the first: everything goes over its line."""
 
@@ -39,22 +77,8 @@ class DeskLine:
         """
         self._pack, self._encoder, self._hello = pack, encoder, hello
         self._epochs: dict[int, int] = {}
-        self._where = f"{address[0]}:{address[1]}"
-        deadline = time.monotonic() + within
-        while True:
-            try:
-                self._line = socket.create_connection(address, timeout=60)
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    why = error.strerror or type(error).__name__
-                    raise LostError(
-                        f"{self._where}, where the job's first machine listens, cannot be reached ({why}); "
-                        "let the job's machines reach one another (security group), and see the log of the first."
-                    ) from None
-                time.sleep(0.2)
-        self._line.settimeout(None)
-        quick(self._line)
+        self._address = address
+        self._line = reach(address, within)
         self._ended = False
         self._tell(hello)
 
@@ -82,7 +106,7 @@ class DeskLine:
         return found[0]
 
     def _gone(self) -> LostError:
-        return LostError(f"{self._where}, the job's first machine, is gone; its log says why. Start the job again.")
+        return _gone(self._address)
 
     def take(self, wait: bool) -> Share | None:
         while not self._ended:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 from smtrain.data.cluster import wire
 from smtrain.data.cluster.dealer import STRAGGLES_S, Dealer
 from smtrain.data.cluster.desk import LEAVES_WITHIN, Desk
-from smtrain.data.cluster.line import COMES_WITHIN, DeskLine, EndedError
+from smtrain.data.cluster.line import COMES_WITHIN, DeskLine, EndedError, ask_commits
 from smtrain.data.cluster.shares import SHARE_BYTES, Share
 from smtrain.data.cluster.working import ShareWork, Table, do_shares
 from smtrain.data.encoder import MismatchError
+from smtrain.data.hub import commits_of, floating
 from smtrain.data.progress import LINE_SECONDS
 from smtrain.data.sources import SourceFile
 from smtrain.errors import DataError
@@ -37,6 +39,30 @@ class MeetingPoint:
     def size(self) -> int:
         """Of a share, in bytes."""
         return self.share_bytes or SHARE_BYTES
+
+
+@contextmanager
+def open_desk(
+    machines: MeetingPoint | None, sources: Sequence[object], say: Callable[[str], None]
+) -> Iterator[tuple[Desk | None, dict[str, str]]]:
+    """The first machine's desk, and the commits at which all machines read data sets of the hub: asked for once.
+
+    Of one machine (None) there is no desk, and the sources ask for themselves.
+    """
+    if machines is None:
+        yield None, {}
+        return
+    commits = commits_of(sources)
+    desk = Desk(machines.address, say, commits)
+    try:
+        yield desk, commits
+    finally:
+        desk.close()
+
+
+def agreed_commits(machines: MeetingPoint, sources: Sequence[object]) -> dict[str, str]:
+    """The commits at which the first machine reads them; it is asked only where a path leaves one open."""
+    return ask_commits(machines.address, machines.comes_within) if floating(sources) else {}
 
 
 class _Own:
