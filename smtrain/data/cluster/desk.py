@@ -66,10 +66,14 @@ class Desk:
                 line, _ = self._server.accept()
             except OSError:
                 return
-            number += 1
-            thread = threading.Thread(target=self._serve, args=(line, number), name=f"line-{number}", daemon=True)
-            self._lines[number] = line, thread
-            thread.start()
+            with self._open:  # close() ends the lines that are there, and waits for their threads
+                if self._closed:
+                    line.close()
+                    return
+                number += 1
+                thread = threading.Thread(target=self._serve, args=(line, number), name=f"line-{number}", daemon=True)
+                self._lines[number] = line, thread
+                thread.start()
 
     def _serve(self, line: socket.socket, number: int) -> None:
         name, host = f"{number}", ""
