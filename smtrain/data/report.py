@@ -26,8 +26,10 @@ _SCRIPTS = {
     "Thai": r"[\u0e00-\u0e7f]", "Kana": r"[\u3040-\u30ff]", "Han": r"[\u4e00-\u9fff]", "Hangul": r"[\uac00-\ud7af]",
 }  # fmt: skip
 _PATTERNS = {name: re.compile(pattern) for name, pattern in _SCRIPTS.items()}
-_LOOKED_AT = 400
+LOOKED_AT = 400
 """Characters of a document by which its script goes."""
+LINE_LEAST, LINE_MOST = 20, 200
+"""Characters of a line that is counted, and of it that are kept."""
 
 
 @dataclass
@@ -145,7 +147,7 @@ def _count(
         about.empty += not text.strip()
         about.lengths[len(text).bit_length()] += 1
         about.scripts[_script(text)] += 1
-        lines.update(line.strip()[:200] for line in text.splitlines() if len(line.strip()) >= 20)
+        lines.update(line.strip()[:LINE_MOST] for line in text.splitlines() if len(line.strip()) >= LINE_LEAST)
     if len(lines) > _LINES_KEPT:  # those that came once are the likeliest to come no more
         for line in [line for line, count in lines.items() if count == 1]:
             del lines[line]
@@ -154,7 +156,7 @@ def _count(
 
 
 def _script(text: str) -> str:
-    part = text[:_LOOKED_AT]
+    part = text[:LOOKED_AT]
     counts: dict[str, Any] = {name: sum(1 for _ in pattern.finditer(part)) for name, pattern in _PATTERNS.items()}
     if counts["Kana"]:
         return "Japanese"

@@ -7,19 +7,21 @@ from collections.abc import Iterable
 from html import escape
 
 from smtrain.data.refining.refiner import EXAMPLES
-from smtrain.data.report import SourceReport, TextReport
+from smtrain.data.report import LINE_LEAST, LINE_MOST, LOOKED_AT, SourceReport, TextReport
 from smtrain.text import clean, span
 
 _STYLE = """
 :root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem} p{max-width:60rem}
 h1{font-size:1.5rem} h2{font-size:1.15rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%} th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid #8884}
 th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
+.sources td:first-child{min-width:14rem} .sources td{white-space:nowrap} .sources td:first-child{white-space:normal}
 .wide{overflow-x:auto} .bar{background:#1f77b4;height:1rem;border-radius:2px;min-width:2px}
 .bars{display:grid;grid-template-columns:max-content 1fr max-content;gap:.2rem .8rem;align-items:center}
+.bars span:nth-child(3n){text-align:right} details{margin:.8rem 0} summary{cursor:pointer;font-weight:600}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8881;padding:.5rem .8rem;border-radius:4px;margin:.4rem 0}
-.dim{opacity:.75}
+.dim{opacity:.75} .none{min-width:0}
 """
 
 
@@ -33,39 +35,41 @@ def page(about: TextReport) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         f"<title>Text report</title><style>{_STYLE}</style><h1>Text report</h1>",
         "" if about.whole else "<p>Only the beginning of the text was read.</p>",
-        "<h2>Sources</h2><div class=wide><table><tr>",
+        "<h2>Sources</h2><div class='wide sources'><table><tr>",
         "".join(f"<th>{name}" for name in _columns(about)),
         *(_row(source, about) for source in about.sources),
         _row(whole, about) if len(about.sources) > 1 else "",
         "</table></div>",
-        f"<p class=dim>Tokens by {_text(about.tokenized_by)}.</p>" if about.tokenized_by else "",
-        "<h2>Lengths of documents, in characters</h2>",
-        _bars((_range(power), whole.lengths[power]) for power in sorted(whole.lengths)),
-        "<h2>Scripts</h2><p class=dim>By the first characters of each document.</p>",
-        _bars(whole.scripts.most_common()),
-        "<h2>Lines that come most often</h2>",
+        f"<p class=dim>{_legend(about)}</p>",
+        "<h2>Lengths of documents</h2><p class=dim>Documents by how many characters they have.</p>",
+        _bars(((_range(power), whole.lengths[power]) for power in _powers(whole.lengths)), whole.documents),
+        f"<h2>Scripts</h2><p class=dim>Documents by the script of their first {LOOKED_AT} characters.</p>",
+        _bars(whole.scripts.most_common(), whole.documents),
+        f"<h2>Lines that come most often</h2><p class=dim>Of those with {LINE_LEAST} characters or more; the first "
+        f"{LINE_MOST} characters of each.</p>",
         _repeated(about.repeated),
     ]
     if about.tested is not None:
         texts, hit, short = about.tested
         parts.append(
             f"<h2>Overlap with tests</h2><p>{hit:,} of {texts:,} tested texts share 13 words in a row with "
-            f"{whole.overlapping:,} documents; {short:,} have fewer than 13 words and were not compared.</p>"
+            f"{whole.overlapping:,} documents. Not compared, as they have fewer than 13 words: {short:,}.</p>"
         )
     if about.judged:
         parts += [
             f"<h2>What would be left out, of {about.judged:,} documents</h2>", _counted(about.dropped, about.judged),
-            "<h2>What is in them</h2>" if about.noted else "", _counted(about.noted, 0) if about.noted else "",
+            "<h2>What was found in those that stay</h2>" if about.noted else "",
+            _counted(about.noted, 0) if about.noted else "",
         ]  # fmt: skip
     for name, texts_ in about.examples.items():
         if texts_:
-            parts.append(f"<h2>Examples: {name} (at most {EXAMPLES})</h2>")
-            parts += [f"<pre>{_text(text)}</pre>" for text in texts_]
+            parts.append(f"<details><summary>Examples: {_text(name)} (at most {EXAMPLES}, cut short)</summary>")
+            parts += [*(f"<pre dir=auto>{_text(text)}</pre>" for text in texts_), "</details>"]
     return "\n".join(parts) + "\n"
 
 
 def _columns(about: TextReport) -> list[str]:
-    names = ["source", "files", "documents", "MB", "characters a document", "empty", "duplicates", "bad"]
+    names = ["source", "files", "documents", "size", "characters a document", "empty", "duplicates", "bad"]
     names += ["tokens", "bytes a token"] if about.tokenized_by else []
     return names + (["overlapping"] if about.tested is not None else [])
 
@@ -73,7 +77,7 @@ def _columns(about: TextReport) -> list[str]:
 def _row(source: SourceReport, about: TextReport) -> str:
     documents = max(source.documents, 1)
     cells = [
-        _text(source.name), f"{source.files:,}", f"{source.documents:,}", f"{source.bytes / 1e6:,.1f}",
+        _text(source.name), f"{source.files:,}", f"{source.documents:,}", _size(source.bytes),
         f"{source.characters / documents:,.0f}", f"{source.empty:,}",
         f"{source.duplicates:,} ({source.duplicates / documents:.1%})", f"{source.bad:,}",
     ]  # fmt: skip
@@ -82,6 +86,30 @@ def _row(source: SourceReport, about: TextReport) -> str:
     if about.tested is not None:
         cells.append(f"{source.overlapping:,}")
     return "<tr>" + "".join(f"<td>{cell}" for cell in cells)
+
+
+def _legend(about: TextReport) -> str:
+    told = [
+        "Size is that of the text in UTF-8. Duplicates are exactly like an earlier document of any source; bad are "
+        "records that cannot be read, which are not among the documents."
+    ]
+    if about.tested is not None:
+        told.append("Overlapping are documents that share 13 words in a row with a tested text.")
+    if about.tokenized_by:
+        told.append(f"Tokens by {_text(about.tokenized_by)}.")
+    return " ".join(told)
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} B"
+
+
+def _powers(lengths: Counter[int]) -> range:
+    """Also those of no document, or a gap between two bars could not be seen."""
+    return range(min(lengths), max(lengths) + 1) if lengths else range(0)
 
 
 def _sum(sources: list[SourceReport]) -> SourceReport:
@@ -98,11 +126,13 @@ def _range(power: int) -> str:
     return "0" if not power else span(f"{1 << power - 1:,}", f"{(1 << power) - 1:,}")
 
 
-def _bars(rows: Iterable[tuple[str, int]]) -> str:
+def _bars(rows: Iterable[tuple[str, int]], whole: int) -> str:
+    """A bar a row, with its count and its share of the whole."""
     kept = list(rows)
-    most = max((count for _, count in kept), default=1)
+    most = max((count for _, count in kept), default=1) or 1
     cells = "".join(
-        f"<span>{_text(name)}</span><div class=bar style='width:{100 * count / most:.1f}%'></div><span>{count:,}</span>"
+        f"<span>{_text(name)}</span><div class='bar{'' if count else ' none'}' "
+        f"style='width:{100 * count / most:.1f}%'></div><span>{count:,} ({count / max(whole, 1):.1%})</span>"
         for name, count in kept
     )
     return f"<div class=bars>{cells}</div>"
@@ -111,7 +141,7 @@ def _bars(rows: Iterable[tuple[str, int]]) -> str:
 def _repeated(lines: list[tuple[str, int]]) -> str:
     if not lines:
         return "<p>None comes twice.</p>"
-    rows = "".join(f"<tr><td>{_text(line)}<td>{count:,}" for line, count in lines)
+    rows = "".join(f"<tr><td dir=auto>{_text(line)}<td>{count:,}" for line, count in lines)
     return f"<div class=wide><table><tr><th>line<th>times{rows}</table></div>"
 
 

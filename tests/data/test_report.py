@@ -39,6 +39,8 @@ def test_what_is_there_is_counted(tmp_path: Path, tokenizer_folder: Path) -> Non
     shown = page(found)
     assert "<script>alert" not in shown
     assert "two.jsonl, line 5: not JSON" in shown
+    assert "<span>1</span>" in shown, "a length that no document has stands between those that some have"
+    assert "<span>0 (0.0%)</span>" in shown
 
 
 def test_what_a_model_will_be_tested_on_is_found_by_source(tmp_path: Path) -> None:
