@@ -145,9 +145,9 @@ def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
 
     from smtrain.demo.inputs import save_tokenizer
 
-    documents = list(_documents(size))
-    save_tokenizer(documents[::20], folder / "tokenizer", vocabulary=32_000, end="<|endoftext|>")
-    once = sum(len(d.encode()) for d in documents)
+    texts = list(documents(size))
+    save_tokenizer(texts[::20], folder / "tokenizer", vocabulary=32_000, end="<|endoftext|>")
+    once = sum(len(d.encode()) for d in texts)
     repeated = max(0, -(-size // once) - 1)
     schema = pa.schema([("text", pa.string())])
     written = 0
@@ -157,8 +157,8 @@ def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
         pq.ParquetWriter(folder / "text.parquet", schema) as table,
     ):
         for _ in range(repeated + 1):
-            for start in range(0, len(documents), 1000):
-                batch = documents[start : start + 1000]
+            for start in range(0, len(texts), 1000):
+                batch = texts[start : start + 1000]
                 table.write_table(pa.table({"text": pa.array(batch, pa.string())}))
                 for document in batch:
                     line = json.dumps({"text": document}, ensure_ascii=False) + "\n"
@@ -170,7 +170,8 @@ def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
     return written, repeated
 
 
-def _documents(size: int) -> Iterator[str]:
+def documents(size: int) -> Iterator[str]:
+    """Text of this machine, about so many bytes of it where there is so much."""
     paths = sysconfig.get_paths()
     found = 0
     for root in (Path(paths["stdlib"]), Path(paths["purelib"]), Path("/usr/share/doc"), Path("/usr/share")):

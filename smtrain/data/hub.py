@@ -1,8 +1,8 @@
 """Data sets of the Hugging Face hub, `hf://NAME[:CONFIG][@SPLIT][#REVISION]`, read file by file where they lie.
 
 `datasets` says which files a split has, at one commit; each is a source of its own, read by ranges, so that nothing is
-downloaded as a whole and several machines share them as they share files. Files of other forms than JSON and
-Parquet, and parts of a split, are left to `datasets` itself (hub_rows). All of it is read at one commit, which is asked
+downloaded as a whole and several machines share them as they share files. Files of other forms than JSON, Parquet and
+Arrow, and parts of a split, are left to `datasets` itself (hub_rows). All of it is read at one commit, which is asked
 for once: several machines take the one that the first of them was told.
 """
 
@@ -25,7 +25,7 @@ _WAITS = (1, 2, 4, 8, 16, 32, 60, 120, 120)
 _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIRECT = {"json", "parquet"}
+_DIRECT = {"json", "parquet", "arrow"}
 
 
 @dataclass(frozen=True)

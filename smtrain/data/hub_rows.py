@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,20 @@ def _rows(paths: list[Path]) -> int:
 
 
 def _written(found: Any, uri: str, cache: list[Path]) -> list[Path]:
-    """The rows as files of their own beside the cache, written once."""
+    """The rows as files of their own beside the cache, written once, also where machines share it."""
     datasets = needs_datasets(uri)
     base = cache[0].parent if cache else Path(datasets.config.HF_DATASETS_CACHE)
     key = hashlib.sha256(f"{uri}\0{found._fingerprint}\0{len(found)}".encode()).hexdigest()[:16]
     folder = base / f"smtrain-{key}"
     if not (folder / "state.json").is_file():
-        partial = base / f".smtrain-{key}.{os.getpid()}"
-        found.save_to_disk(str(partial))
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        base.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".smtrain-{key}.", dir=base))
+        try:
+            found.save_to_disk(str(partial))
+            partial.rename(folder)
+        except OSError:
+            if not (folder / "state.json").is_file():  # or another was faster
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return sorted(folder.glob("data-*.arrow"))

@@ -98,7 +98,7 @@ print(json.dumps([row["name"] for row in made.sources]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["jsonl", "csv"])
+@pytest.mark.parametrize("form", ["csv", "arrow"])
 def test_all_machines_read_the_commit_that_the_first_was_told(
     form: str, tmp_path: Path, tokenizer_folder: Path
 ) -> None:
@@ -106,8 +106,14 @@ def test_all_machines_read_the_commit_that_the_first_was_told(
     (tmp_path / "set").mkdir()
     for number in range(3):
         rows = [f"words of the text {number} {row}" for row in range(60)]
+        path = tmp_path / f"set/train-{number}.{form}"
+        if form == "arrow":
+            table = pa.table({"text": rows})
+            with pa.OSFile(str(path), "wb") as raw, pa.ipc.new_stream(raw, table.schema) as stream:
+                stream.write_table(table)
+            continue
         lines = ["text", *rows] if form == "csv" else [json.dumps({"text": row}) for row in rows]
-        (tmp_path / f"set/train-{number}.{form}").write_text("\n".join(lines) + "\n")
+        path.write_text("\n".join(lines) + "\n")
     served = Hub(tmp_path, "org/set", data=tmp_path / "set")
     served.moves = True  # as if there were a push between any two questions
     environment = {**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")}

@@ -1,0 +1,212 @@
+"""A preparation on several machines beside one: `prepare` jobs of 1 and of --machines hosts of the local control plane.
+
+The text is --corpus, a folder of JSON lines, or --megabytes of what `scripts/bench data` gathers; the tokenizer a
+byte-level BPE of 32,000 trained on some of it. All hosts share this machine's cores, so the same work on more hosts
+takes as long where nothing is lost by sharing it. Four jobs: half of the text and all, on one host and on several.
+
+  identical      every file of the result has the same SHA-256 on one host and on several, and for half of the text too
+  over_single    MB of text a second of a job's time, several hosts over one, over all of the text; start-up is in it
+  over_single_per_core   the same by seconds of processors, which others on the machine change less
+  peak_mib_*     the largest anonymous memory of one host; `double` is that of all the text over that of half of it
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+SEQ_LEN = 4096
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--machines", type=int, default=3)
+    parser.add_argument("--corpus", type=Path, help="a folder of .jsonl files with a column `text`")
+    parser.add_argument("--megabytes", type=int, default=500, help="of text, where no corpus is given")
+    parser.add_argument("--workers", type=int, help="of each host; every core without it")
+    parser.add_argument("--folder", type=Path, help="where to write text and tokens")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-machines-") as folder:
+        os.environ["SMTRAIN_HOME"] = str(Path(folder) / "home")  # a control plane of its own
+        from smtrain.aws.local_plane import shut_down
+
+        try:
+            result = measure(Path(folder), options)
+        finally:
+            shut_down()
+    print(json.dumps(result) if options.json else "\n".join(f"{k:24} {v}" for k, v in result.items()))
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    given = options.corpus or gathered(folder / "gathered", options.megabytes)
+    files = sorted(given.glob("*.jsonl"))
+    tokenizer_for(files, folder / "model")
+    whole, half = folder / "whole", folder / "half"
+    sizes = {whole: linked(files, whole, 1.0), half: linked(files, half, 0.5)}
+    made: dict[tuple[Path, int], HostsSeen] = {}
+    for text in (half, whole):
+        for count in (1, options.machines):
+            made[text, count] = run(folder, text, count, options.workers)
+            print(f"{text.name} on {count}: {made[text, count]}", file=sys.stderr, flush=True)
+    one, several = made[whole, 1], made[whole, options.machines]
+    halves = made[half, 1], made[half, options.machines]
+    return {
+        "over_single": round(one.seconds / several.seconds, 3),
+        "over_single_per_core": round(one.cpu / several.cpu, 3),
+        "identical": one.digest == several.digest and halves[0].digest == halves[1].digest,
+        "machines": options.machines,
+        "text_mb": round(sizes[whole] / 1e6),
+        "half_mb": round(sizes[half] / 1e6),
+        "mb_s_single": round(sizes[whole] / 1e6 / one.seconds, 1),
+        "mb_s_several": round(sizes[whole] / 1e6 / several.seconds, 1),
+        "mb_per_cpu_s_single": round(sizes[whole] / 1e6 / one.cpu, 1),
+        "mb_per_cpu_s_several": round(sizes[whole] / 1e6 / several.cpu, 1),
+        "peak_mib_single": round(one.peak),
+        "peak_mib_several": round(several.peak),
+        "double_single": round(one.peak / halves[0].peak, 3),
+        "double_several": round(several.peak / halves[1].peak, 3),
+    }
+
+
+def gathered(folder: Path, megabytes: int) -> Path:
+    """Eight files of text of this machine, of which there is less than asked where there is no more."""
+    from scripts.benchmarks.data import documents
+
+    folder.mkdir()
+    every = megabytes * 10**6 // 8
+    number, held = 0, 0
+    out = (folder / "00.jsonl").open("w", encoding="utf-8")
+    for text in documents(megabytes * 10**6):
+        if held >= every:
+            out.close()
+            number, held = number + 1, 0
+            out = (folder / f"{number:02}.jsonl").open("w", encoding="utf-8")
+        held += out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    out.close()
+    return folder
+
+
+def tokenizer_for(files: list[Path], folder: Path) -> None:
+    """A tokenizer of 32,000 of the first documents of every file, and a small model's config beside it."""
+    from transformers import LlamaConfig
+
+    from smtrain.demo.inputs import save_tokenizer
+
+    texts: list[str] = []
+    for path in files:
+        with path.open(encoding="utf-8") as lines:
+            texts += [json.loads(line)["text"][:20_000] for line, _ in zip(lines, range(200), strict=False)]
+    save_tokenizer(texts, folder, vocabulary=32_000, end="<|endoftext|>")
+    LlamaConfig(
+        vocab_size=32_000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=SEQ_LEN,
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def linked(files: list[Path], folder: Path, share: float) -> int:
+    """That share of every file's lines, by bytes, in `folder`; how many bytes."""
+    folder.mkdir()
+    for path in files:
+        if share == 1.0:
+            shutil.copyfile(path, folder / path.name)
+            continue
+        left = path.stat().st_size * share
+        with path.open("rb") as lines, (folder / path.name).open("wb") as out:
+            for line in lines:
+                left -= out.write(line)
+                if left <= 0:
+                    break
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+@dataclass
+class HostsSeen:
+    """What a job has taken: `peak` MiB of its largest host, seconds of its own and of processors."""
+
+    peak: float = 0.0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    digest: str = ""
+    ticks: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def look(self, job: Any) -> None:
+        """Add what is to be seen of its processes now."""
+        from tests.processes import processes_of, read
+
+        hosts: dict[str, float] = {}
+        for pid in processes_of(job, b"prepare.py"):
+            fields = read(pid, "stat").rpartition(b")")[2].split()
+            if len(fields) > 12:
+                self.ticks[pid] = int(fields[11]) + int(fields[12])
+            try:
+                host = os.readlink(f"/proc/{pid}/ns/mnt")
+            except OSError:
+                continue
+            rows = [row.split() for row in read(pid, "status").splitlines() if row.startswith(b"RssAnon")]
+            hosts[host] = hosts.get(host, 0.0) + sum(int(row[1]) for row in rows) / 1024
+        self.peak = max([self.peak, *hosts.values()])
+        self.cpu = sum(self.ticks.values()) / _TICKS
+
+
+def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
+    """A prepare job of the local control plane."""
+    import smtrain
+
+    os.sync()
+    config: dict[str, Any] = {
+        "name": f"bench-{text.name}-{count}", "target": "local",
+        "model": {"path": str(folder / "model"), "init": "scratch"},
+        "data": {"path": str(text), "workers": workers, "machines": count},
+        "train": {"seq_len": SEQ_LEN},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
+    }  # fmt: skip
+    job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
+    seen, done = HostsSeen(), threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.look(job)
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        job.wait()
+    finally:
+        done.set()
+        watcher.join()
+    about = job.describe()
+    seen.seconds = (about["TrainingEndTime"] - about["TrainingStartTime"]).total_seconds()
+    from smtrain.aws.downloads import download
+    from smtrain.data.manifest import DatasetManifest
+
+    out = folder / f"out-{text.name}-{count}"
+    download(job.target, [(job.output, out)])
+    manifest = DatasetManifest.load(out)
+    found = hashlib.sha256(json.dumps(manifest.files, sort_keys=True).encode())
+    for path in sorted(out.glob("tokens*")):
+        with path.open("rb") as raw:
+            found.update(hashlib.file_digest(raw, "sha256").digest() if hasattr(hashlib, "file_digest") else raw.read())
+    seen.digest = found.hexdigest()
+    shutil.rmtree(out)
+    return seen
+
+
+if __name__ == "__main__":
+    main()
