@@ -19,7 +19,16 @@ from tests.job.hub import COMMIT, Hub
 
 ROOT = Path(__file__).parents[2]
 # The hub's address is read when its packages are imported.
-_SCRIPT = """
+_ONE_AT_A_TIME = """
+import threading
+from smtrain.data import asked_text
+listing, find = threading.Lock(), asked_text.find_files
+def found(*given):
+    with listing:  # machines are processes; the progress bars of datasets are not for threads
+        return find(*given)
+asked_text.find_files = found
+"""
+_SCRIPT = f"""{_ONE_AT_A_TIME}
 import hashlib, json, sys
 from pathlib import Path
 from smtrain.data import blocks
@@ -30,19 +39,19 @@ from tests.data.cluster.hosts import on_machines
 
 blocks.BLOCK_BYTES = 256
 local, out, tokenizer = map(Path, sys.argv[1:])
-quiet = {"seq_len": 8, "progress": lambda _: None}
-said, found = [], {}
+quiet = {{"seq_len": 8, "progress": lambda _: None}}
+said, sums = [], {{}}
 prepare(local, out / "files", tokenizer, **quiet)
 prepare("hf://org/set", out / "hub", tokenizer, say=said.append, **quiet)
 made = on_machines(3, ["hf://org/set"], out / "three", tokenizer, **quiet)
 for name in ("files", "hub", "three"):
-    found[name] = [hashlib.sha256((out / name / f"tokens.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
+    sums[name] = [hashlib.sha256((out / name / f"tokens.{{end}}").read_bytes()).hexdigest() for end in ("bin", "idx")]
 both = [file.name for file in find_files("hf://org/set@test+train#main")]
 try:
     find_files("hf://org/set@dev")
 except DataError as error:
     said.append(str(error))
-print(json.dumps({"found": found, "said": said, "sources": made.sources, "both": both}))
+print(json.dumps({{"found": sums, "said": said, "sources": made.sources, "both": both}}))
 """
 
 
@@ -84,8 +93,8 @@ def test_files_of_the_hub_are_sources_on_any_number_of_machines(tmp_path: Path, 
     assert {row["name"].partition("/data/")[0] for row in told["sources"]} == {f"org/set@{COMMIT[:12]}"}
 
 
-_MOVING = """
-import hashlib, json, sys
+_MOVING = f"""{_ONE_AT_A_TIME}
+import json, sys
 from pathlib import Path
 from smtrain.data import blocks
 from tests.data.cluster.hosts import on_machines
