@@ -30,6 +30,7 @@ class _Open:
 
     since: float
     files: dict[str, BinaryIO] = field(default_factory=dict)
+    told: bool = False
 
 
 class Dealer:
@@ -100,12 +101,25 @@ class Dealer:
 
     def _straggler(self, machine: str) -> int | None:
         """The oldest share that another machine has had for much longer than shares take."""
-        late = max(self._straggles_s, 3 * sum(self._took) / max(len(self._took), 1))
+        late = self._late()
         now = time.monotonic()
         return next(
             (n for n, o in sorted(self._open.items()) if machine not in o.files and len(o.files) < 2
              and now - o.since > late), None,
         )  # fmt: skip
+
+    def slowest(self) -> tuple[Share, float] | None:
+        """The share whose turn it is, and for how many seconds it has been done, where it lasts long; once a share."""
+        with self._changed:
+            held = self._open.get(self._turn)
+            if held is None or held.told or time.monotonic() - held.since < self._late():
+                return None
+            held.told = True
+            return self.shares[self._turn], time.monotonic() - held.since
+
+    def _late(self) -> float:
+        """Seconds after which a share has lasted for much longer than shares take."""
+        return max(self._straggles_s, 3 * sum(self._took) / max(len(self._took), 1))
 
     def _path(self, number: int, end: str) -> Path:
         return self.folder / f"{_NAME.format(number)}.{end}"

@@ -103,12 +103,20 @@ def put_together(
         except BaseException as error:  # raised where the shares are waited for
             dealer.fail(error)
 
+    def wait() -> None:
+        waiting()
+        if late := dealer.slowest():
+            share, seconds = late
+            name = files[share.spans[0][0]].name
+            place = f"{share.number + 1} of {len(dealer.shares)} ({name})"
+            say(f"prepare: waiting for share {place}, begun {seconds:.0f} s ago")
+
     dealer.join("1", work.shares)
     desk.deal(dealer, encoder)
     thread = threading.Thread(target=own, name="own-shares", daemon=True)
     thread.start()
     try:
-        for share, path in dealer.in_order(waiting):
+        for share, path in dealer.in_order(wait):
             before(share)
             for piece in _pieces(path, kind, files):
                 take(piece)

@@ -16,6 +16,8 @@ import pytest
 
 from smtrain.data import blocks
 from smtrain.data.cleaning import Cleaning
+from smtrain.data.cluster.dealer import Dealer
+from smtrain.data.cluster.shares import Share
 from smtrain.data.cluster.together import MeetingPoint
 from smtrain.data.holdout import HoldOut
 from smtrain.data.prepare import assist, prepare
@@ -170,3 +172,16 @@ def test_conversations_too(tmp_path: Path, tokenizer_folder: Path, monkeypatch: 
             count, sources, tmp_path / f"{count}", model, max_bad=99, first=prepare_sft, others=assist_sft, **settings
         )
         assert digest(tmp_path / f"{count}") == digest(tmp_path / "wanted")
+
+
+def test_a_share_that_all_wait_for_is_told_once(tmp_path: Path) -> None:
+    shares = [Share(number, 0, ((0, None),), 10) for number in range(2)]
+    dealer = Dealer(shares, 0, tmp_path, "key", straggles_s=0)
+    assert dealer.slowest() is None, "nobody does it yet"
+    assert dealer.take("1", wait=False) == shares[0]
+    assert dealer.take("2", wait=False) == shares[1]
+    late = dealer.slowest()
+    assert late is not None
+    assert late[0] == shares[0]
+    assert dealer.slowest() is None
+    dealer.end()
