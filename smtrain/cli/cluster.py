@@ -35,6 +35,10 @@ def template(
     ] = None,
     os: Annotated[str, typer.Option(help="Operating system.")] = "ubuntu2204",
     ami: Annotated[Optional[str], typer.Option(help="Neuron image for it.", show_default=False)] = None,  # noqa: UP045
+    post_install: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="URI", help="Script that the train nodes run as they start.", show_default=False),
+    ] = None,
     capacity_block: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="ID", help="Capacity reservation of a capacity block.", show_default=False),
@@ -53,7 +57,7 @@ def template(
     loaded = load_config(config, set_=set_ or (), target="slurm")
     site = Site(
         region, head_subnet or UNKNOWN_SUBNET, compute_subnet or UNKNOWN_SUBNET, key_name, os, ami,
-        capacity_block=capacity_block, spot=spot, storage_gib=storage,
+        post_install=post_install, capacity_block=capacity_block, spot=spot, storage_gib=storage,
     )  # fmt: skip
     say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip(), whole=True)
     idle, busy = (f"${one:,.2f}" if one is not None else "an unknown price" for one in dollars_per_hour(loaded, site))
@@ -62,10 +66,19 @@ def template(
     if UNKNOWN_SUBNET in (site.head_subnet, site.compute_subnet):
         say(f"before you use it: give --head-subnet and --compute-subnet in place of {UNKNOWN_SUBNET} (`pcluster "
             "configure` makes a VPC with both)", error=True)  # fmt: skip
-    if ami is None and "trn" in loaded.compute.instance_type:
-        say("without --ami the nodes have no Neuron driver: `pcluster build-image` makes an image", error=True)
+    if ami is None and post_install is None and "trn" in loaded.compute.instance_type:
+        say("the nodes have no Neuron driver: `pcluster build-image` makes an image for --ami, and `smtrain cluster "
+            "post-install` prints a script for --post-install", error=True)  # fmt: skip
     training, cpus = queues(loaded)
     if not loaded.cluster.partition:
         say(f"its queues for your config: cluster.partition={training}, cluster.cpu_partition={cpus}", error=True)
     say(f"next: pcluster create-cluster --cluster-name {loaded.name} --region {region} "
         "--cluster-configuration FILE --dryrun true", error=True)  # fmt: skip
+
+
+@app.command("post-install")
+def print_post_install() -> None:
+    """Print the script that installs Neuron's driver on a node as it starts."""
+    from smtrain.slurm.neuron_node import SCRIPT
+
+    say(SCRIPT.rstrip(), whole=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ def launch(
     target: options.To = None,
     set_: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request (on Slurm: the script).")] = False,
+    upload: options.Upload = False,
     show_uploads: options.ShowUploads = False,
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Follow the job, or return at once.")] = True,
     again: options.Again = False,
@@ -38,6 +40,7 @@ def launch(
     from smtrain.planner.resolve import load_config
     from smtrain.submission.api import launch as launch_stage
 
+    options.only_with(upload, dry_run)
     where, view = options.name_of(target), options.view_of(plain, every)
     loaded = tagged(load_config(config, set_=options.keys_of(set_, from_step, docker), target=where))
     dry = dry_run or show_uploads
@@ -48,7 +51,7 @@ def launch(
         list_uploads(loaded, [stage.value], where)
         return
     if dry_run:
-        print_requests(loaded, [stage.value], where)
+        print_requests(loaded, [stage.value], where, upload=upload)
         return
     job = launch_stage(loaded, stage=stage.value, target=where, wait=wait, again=again, check=not no_check, view=view)
     at = job.target.name
@@ -72,10 +75,15 @@ def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName 
         say(line)
 
 
-def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
-    """What these stages would send: the requests as JSON, or a cluster's scripts."""
+def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None, *, upload: bool) -> None:
+    """What these stages would send: the requests as JSON, or a cluster's scripts; with what they read uploaded."""
     from smtrain.job.stages import Chain
     from smtrain.place.choose import target_of
+    from smtrain.submission import uploads
 
     chain = Chain(config, target_of(config, target), look=False)
-    say(chain.target.preview([chain.plan(stage).request for stage in stages]), whole=True)
+    plans = [chain.plan(stage) for stage in stages]
+    if upload:
+        for plan in plans:
+            uploads.upload(chain, plan, partial(say, error=True))
+    say(chain.target.preview([plan.request for plan in plans]), whole=True)

@@ -61,6 +61,12 @@ Every = Annotated[
     typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.", show_default=False),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
+Upload = Annotated[
+    bool,
+    typer.Option(
+        "--upload", help="With a dry run: upload code and inputs, so that what is printed can be sent by hand."
+    ),
+]
 ShowUploads = Annotated[
     bool, typer.Option("--show-uploads", help="List the files that would be uploaded, and send nothing.")
 ]
@@ -115,6 +121,14 @@ def here_alone(docker: bool, target: str) -> None:
 
     if docker and target == "aws":
         raise ConfigError(["--docker is for jobs on this machine; on AWS leave it out"])
+
+
+def only_with(upload: bool, dry_run: bool) -> None:
+    """Raises `ConfigError` for --upload where something is started, which uploads by itself."""
+    from smtrain.errors import ConfigError
+
+    if upload and not dry_run:
+        raise ConfigError(["--upload goes with --dry-run; without it leave it out, as everything is uploaded"])
 
 
 def name_of(target: TargetOption | None) -> TargetName | None:

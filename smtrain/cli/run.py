@@ -19,6 +19,7 @@ def run(
     target: options.To = None,
     set_: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests (on Slurm: the scripts).")] = False,
+    upload: options.Upload = False,
     show_uploads: options.ShowUploads = False,
     again: options.Again = False,
     from_step: options.FromStep = None,
@@ -50,6 +51,7 @@ def run(
     from smtrain.submission.api import run as run_all
 
     options.folder_of("--download", download)
+    options.only_with(upload, dry_run)
     where, dry = options.name_of(target), dry_run or show_uploads
     loaded = tagged(load_config(config, set_=options.keys_of(set_, from_step, docker), target=where))
     options.here_alone(docker, where or loaded.target)
@@ -58,7 +60,7 @@ def run(
         list_uploads(loaded, stages_of(loaded, where), where)
         return
     if dry_run:
-        print_requests(loaded, stages_of(loaded, where), where)
+        print_requests(loaded, stages_of(loaded, where), where, upload=upload)
         return
     view = options.view_of(plain, every)
     waits = wait if wait is not None else not target_of(loaded, where).queues or bool(download)

@@ -47,6 +47,8 @@ class Site:
     os: str = "ubuntu2204"
     ami: str | None = None
     """A Neuron image built for this release of ParallelCluster; without one the nodes have no driver."""
+    post_install: str | None = None
+    """URI of a script that every node of the train stage runs as it starts."""
     head_type: str = "m5.4xlarge"
     capacity_block: str | None = None
     """ID of a capacity reservation of a capacity block."""
@@ -73,9 +75,12 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
                 "Networking": {"SubnetIds": [site.compute_subnet]},
             }
         )
-    if buckets := _buckets(config):
-        for one in queued:
-            one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in buckets]}
+    buckets = _buckets(config)
+    for one in queued:
+        action = one.get("CustomActions", {}).get("OnNodeConfigured", {}).get("Script", "")
+        read = sorted({*buckets, *([split_uri(action)[0]] if action.startswith("s3://") else [])})
+        if read:
+            one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in read]}
     return {
         "Region": site.region,
         "Image": {"Os": site.os, **({"CustomAmi": site.ami} if site.ami else {})},
@@ -128,6 +133,7 @@ def _training(config: JobConfig, site: Site, kind: str) -> dict[str, Any]:
         "ComputeResources": [resource],
         "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": 200}}},
         "Networking": networking,
+        **({"CustomActions": {"OnNodeConfigured": {"Script": site.post_install}}} if site.post_install else {}),
     }
 
 
@@ -153,6 +159,10 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
         faults.append(f"--storage: {site.storage_gib} GiB is no size of FSx for Lustre; 1200, or a multiple of 2400")
     if len(PurePosixPath(str(config.cluster.shared)).parts) < 2:
         faults.append("cluster.shared: is missing; name a folder below the mount point, such as /fsx/smtrain")
+    if site.post_install and not re.fullmatch(r"s3://[^/\s]+/\S+|https://[^/\s]+/\S+", site.post_install):
+        faults.append(
+            f"--post-install: {site.post_install} is no script that nodes can read; give s3://... or https://..."
+        )
     for field, (option, kind) in _IDS.items():
         given = getattr(site, field)
         if given and not re.fullmatch(rf"{kind}-(?:[0-9a-z]{{8}}|[0-9a-z]{{17}})", given):

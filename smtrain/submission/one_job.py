@@ -18,14 +18,13 @@ from smtrain.contract.requests import groups_of
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.handle.job import Job
-from smtrain.job.inputs import upload_all
 from smtrain.job.ownership import claim
 from smtrain.job.stages import Chain, StagePlan
-from smtrain.job.wheels import travelling
 from smtrain.place.choose import sagemaker
 from smtrain.sdk.lost_answer import answer_was_lost
 from smtrain.submission import pools
 from smtrain.submission.create import create
+from smtrain.submission.uploads import upload
 from smtrain.submission.waiting import LOOK, waiting
 from smtrain.text import Say
 
@@ -51,7 +50,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
         )
     if plan.stage == "train" and chain.config.compute.keep_alive:
         pools.before(sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait)
-    target, compute = sagemaker(chain.target), chain.config.compute
+    compute = chain.config.compute
     ways = [(chain, plan), *_fallbacks(chain, plan)]
     watched = bool(compute.capacity_wait or len(ways) > 1)
     uploaded: set[int] = set()
@@ -59,8 +58,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     while True:
         for number, (way, planned) in enumerate(ways):
             if number not in uploaded:
-                upload_all(target, list(planned.uploads), say)
-                upload_all(target, travelling(planned.request, target, say), say)
+                upload(way, planned, say)
                 uploaded.add(number)
             patience = patience or waiting(compute.capacity_wait, chain.target.name)
             job = _Attempt(way, planned, say, again).create()

@@ -14,6 +14,7 @@ from smtrain.handle.job import Job
 from smtrain.job import graphs
 from smtrain.job.stages import Chain, StagePlan
 from smtrain.place.choose import cluster
+from smtrain.submission.uploads import upload
 from smtrain.text import Say
 
 
@@ -49,8 +50,7 @@ def submit(
         )
     if plan.stage == "train" and "compile" not in chain.promised:
         graphs.announce(place, chain.config, plan.request, say)
-    for upload in plan.uploads:
-        place.put(upload.uri, upload.files, say)
+    upload(chain, plan, say)
     name = plan.request["TrainingJobName"]
     id_ = place.submit(plan.request, [after] if after else [], say)
     if id_ is None:

@@ -38,6 +38,7 @@ SURFACE = {
     "run": {
         *(
             "--show-uploads",
+            "--upload",
             "--no-check",
             "--yes",
             "-y",
@@ -57,6 +58,7 @@ SURFACE = {
     },
     "launch": {
         "--show-uploads",
+        "--upload",
         "--no-check",
         "--yes",
         "-y",
@@ -131,7 +133,7 @@ SURFACE = {
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--tiny", "--set", "--again", "--overwrite", "--docker"},
     "config": {"schema", "show"},
-    "cluster": {"template"},
+    "cluster": {"template", "post-install"},
     "pool": {"list", "release"},
     "local": {"status", "stop"},
 }

@@ -13,7 +13,7 @@ import yaml
 from smtrain.cli import COMMANDS
 
 SUBCOMMANDS = {
-    "cluster": ("template",),
+    "cluster": ("template", "post-install"),
     "iam": ("policy",),
     "checkpoint": ("inspect", "diff", "verify"),
     "data": ("prepare", "merge", "split", "inspect", "report", "export", "import"),
@@ -173,6 +173,7 @@ def of_the_command_line() -> Iterator[Use]:
         ["plan", "run.yaml", "--set", "machines.Box!.tflops=1"],
         ["launch", "run.yaml", "--stage", "nap"], ["launch", "run.yaml", "--target", "moon"],
         ["launch", "run.yaml", "--from-step", "-1", "--dry-run"], ["launch", "run.yaml", "--from-step", "x"],
+        ["launch", "run.yaml", "--upload"], ["run", "run.yaml", "--upload"],
         ["launch", "run.yaml", "--every", "soon"], ["launch", "run.yaml", "--every", "-1s"],
         ["run", "run.yaml", "--every", "soon"], ["run", "run.yaml", "--target", ""],
         ["run", "run.yaml", "--from-step", "-1", "--dry-run"], ["run", "run.yaml", "--download", ""],

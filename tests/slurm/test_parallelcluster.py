@@ -66,6 +66,15 @@ def test_nodes_may_read_the_buckets_of_inputs(raw: dict[str, Any]) -> None:
     assert all("Iam" not in one for one in template(config(raw), SITE)["Scheduling"]["SlurmQueues"])
 
 
+def test_the_train_nodes_alone_run_and_may_read_a_script_as_they_start(raw: dict[str, Any]) -> None:
+    made = template(config(raw), replace(SITE, post_install="s3://scripts/neuron.sh"))
+    train, cpus = made["Scheduling"]["SlurmQueues"]
+    assert train["CustomActions"] == {"OnNodeConfigured": {"Script": "s3://scripts/neuron.sh"}}
+    assert train["Iam"] == {"S3Access": [{"BucketName": "scripts"}]}
+    assert "CustomActions" not in cpus
+    assert "Iam" not in cpus
+
+
 @pytest.mark.parametrize(
     ("site", "cluster", "fault"),
     [
@@ -75,6 +84,7 @@ def test_nodes_may_read_the_buckets_of_inputs(raw: dict[str, Any]) -> None:
         ({"storage_gib": 0}, {}, "--storage: 0 GiB is no size"),
         ({"head_subnet": "subnet-1"}, {}, "--head-subnet: subnet-1 is no ID"),
         ({"ami": "neuron"}, {}, "--ami: neuron is no ID"),
+        ({"post_install": "neuron.sh"}, {}, "--post-install: neuron.sh is no script that nodes can read"),
         ({"capacity_block": "block"}, {}, "--capacity-block: block is no ID"),
         ({}, {"partition": "Trn1_queue"}, "cluster.partition: ParallelCluster takes no queue named 'Trn1_queue'"),
         ({}, {"cpu_partition": "default"}, "cluster.cpu_partition: ParallelCluster takes no queue named 'default'"),
@@ -105,6 +115,7 @@ def test_it_says_what_an_hour_costs_idle_and_busy(raw: dict[str, Any]) -> None:
         {"spot": True},
         {"capacity_block": "cr-0123456789abcdef0"},
         {"ami": "ami-0123456789abcdef0", "key_name": None},
+        {"post_install": "s3://scripts/neuron.sh"},
     ],
 )
 @pytest.mark.parametrize("kind", ["ml.trn1.32xlarge", "ml.trn1.2xlarge"])

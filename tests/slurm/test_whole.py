@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -173,6 +174,21 @@ def meet_with_faults(site: Site, job: Job, kills: int) -> None:
         done += fault(site.slurm, job, chance)
     if kills:
         assert site.ended(job) == "Completed", job.explain()
+
+
+def test_a_printed_script_is_submitted_by_plain_sbatch(site: Site) -> None:
+    path = site.shared.parent / "by-hand.yaml"
+    path.write_text(yaml.safe_dump({**site.config, "name": "by-hand"}))
+    words = [sys.executable, "-m", "smtrain", "launch", str(path), "--stage", "prepare", "--dry-run", "--upload"]
+    told = subprocess.run(words, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+    (folder,) = re.findall(r"By hand: mkdir -p (\S+) && sbatch", told.stdout)
+    Path(folder).mkdir(parents=True)
+    script = site.shared.parent / "by-hand.sh"
+    script.write_text(told.stdout)
+    site.slurm.run("sbatch", str(script))
+    job = site.job("prepare", "by-hand")
+    assert site.ended(job) == "Completed", job.explain()
 
 
 @pytest.mark.skipif(not WALL, reason="SMTRAIN_SLURM_WALL is not set: Slurm counts time limits in minutes")

@@ -1,0 +1,38 @@
+"""What a dry run prints with --upload can be sent by hand, as everything that it reads is there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import smtrain
+from smtrain.aws.local_plane import ensure_running
+from smtrain.cli import main
+
+
+def test_a_printed_request_is_sent_by_boto3(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    config = {
+        "name": "by-hand",
+        "target": "local",
+        "model": {"path": str(trained_inputs["model"])},
+        "data": {"path": str(trained_inputs["text"])},
+        "train": {"steps": 2, "global_batch_size": 2, "seq_len": 32, "precision": "fp32"},
+        "compute": {"instance_type": "ml.c5.xlarge"},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", ["smtrain", "launch", str(path), "--stage", "prepare", "--dry-run", "--upload"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    told = capsys.readouterr()
+    assert left.value.code == 0, told.err
+    sent = json.loads(told.out)  # nothing else is on stdout
+    ensure_running().session().client("sagemaker").create_training_job(**sent)
+    assert smtrain.Job(sent["TrainingJobName"], "local").wait().status == "Completed"
