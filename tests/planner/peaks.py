@@ -61,7 +61,7 @@ def peak(
     return engine.mesh.pp_rank, state, held.top
 
 
-SEQ_LEN, BATCH = 128, 8
+SEQ_LEN, BATCH = 64, 8
 # A family, and a mesh as tests/engine/cases.py writes it: tp, pp, dp, then options, micro-batches of m samples.
 COMBINATIONS = [
     ("llama", "111 m4"),
