@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -139,6 +140,7 @@ def pull(
 ) -> None:
     """Fetch an image after saying how large it is. Amazon ECR is reached with your AWS credentials."""
     from smtrain.config.units import spell_bytes
+    from smtrain.errors import ConfigError
     from smtrain.image import registry
     from smtrain.local.containers.daemon import connect, present_image
 
@@ -153,6 +155,10 @@ def pull(
         if size
         else "its registry does not say how large it is"
     )
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError(
+            [f"{image}: {told}; it was not fetched, as there is no terminal to ask on; confirm with --yes"]
+        )
     if yes or typer.confirm(f"{image}: {told}. Fetch it?"):
         registry.pull(client, ecr, image, say)
         say(f"image {image} is here")
