@@ -123,7 +123,7 @@ def test_an_image_that_is_not_here_is_refused_by_name(raw: dict[str, Any], local
     ]
     assert fault.text.startswith("image no-such-image:1 is not on this machine")
     there = {**IN_DOCKER, "image": docker.IMAGE}
-    (found,) = [
-        f for f in smtrain.check(raw, stage="train", target="local", local=there).findings if f.check == "image"
-    ]
-    assert found.level == "ok"
+    found = [f for f in smtrain.check(raw, stage="train", target="local", local=there).findings if f.check == "image"]
+    assert [f.level for f in found] == ["ok", "ok"], found
+    assert "is on this machine" in found[0].text
+    assert found[1].text == f"{docker.IMAGE} has every library of the stages: a job installs nothing when it starts"
