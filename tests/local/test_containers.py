@@ -190,14 +190,16 @@ def test_fastfile_is_mounted_into_the_container(in_docker: Client, isolated: boo
 
 
 @pytest.mark.docker
-def test_memory_that_runs_out_is_told_apart_from_a_kill(in_docker: Client) -> None:
+def test_limits_hold_and_memory_that_runs_out_is_told_apart_from_a_kill(in_docker: Client) -> None:
     """One host of two, in a child of process 1: SageMaker's sentence, and the cause that `explain` knows."""
     eat = "import os; host = os.uname().nodename; x = bytearray(300 << 20) if host == 'algo-2' else None"
     wait = f'{sys.executable} -c "{eat}"; code=$?; [ $HOSTNAME = algo-2 ] || sleep 600; exit $code'
     job = in_docker.run(wait, hosts=2, limits={"memory": "64m"})
     assert job["FailureReason"].startswith("ClientError: Please use an instance type with more memory")
-    job = in_docker.run("sh -c 'kill -9 $$'; echo killed; exit 137", limits={"memory": "64m"})
+    quota = "cat /sys/fs/cgroup/cpu.max /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null"  # of either generation
+    job = in_docker.run(f"{quota}; sh -c 'kill -9 $$'; echo killed; exit 137", limits={"memory": "64m", "cpus": "0.5"})
     assert job["FailureReason"] == "AlgorithmError: killed, exit code: 137"
+    assert in_docker.lines(job)[0].split()[0] == "50000", "half of a core"
 
 
 @pytest.mark.docker
