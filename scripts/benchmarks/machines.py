@@ -182,7 +182,7 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
     def watch() -> None:
         while not done.is_set():
             seen.look(job)
-            time.sleep(0.05)
+            time.sleep(0.3)  # a look reads what every process of this machine is called
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -60,6 +60,12 @@ def test_stages_on_cpus_go_to_their_partition_and_do_not_restart() -> None:
     assert "#SBATCH --partition=trn1\n" in sbatch_script(request(), CLUSTER)
 
 
+def test_a_preparation_on_several_machines_has_so_many_nodes() -> None:
+    script = sbatch_script(request("prepare", ResourceConfig={"InstanceType": "", "InstanceCount": 3}), CLUSTER)
+    assert "#SBATCH --nodes=3\n" in script
+    assert "\nsrun --nodes=3 --ntasks-per-node=1 --kill-on-bad-exit=1 " in script
+
+
 def test_a_time_limit_is_in_whole_minutes_and_never_shorter() -> None:
     assert minutes(request(), Cluster(shared="/fsx", time=61)) == 2
     assert minutes(request(), Cluster(shared="/fsx")) == 1440
