@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +128,23 @@ def test_a_job_that_waits_can_be_stopped(bench: Bench) -> None:
     assert bench.ended(waiting)["TrainingJobStatus"] == "Stopped"
     first.stop()
     assert bench.ended(first)["TrainingJobStatus"] == "Stopped"
+
+
+@pytest.mark.parametrize("program", ["tar", "srun"])
+def test_a_stop_while_a_job_begins_is_not_lost(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """While its code is unpacked, and while its nodes have not begun: what is slow on a large shared folder."""
+    slow, begun = tmp_path / "slow", tmp_path / "begun"
+    slow.mkdir()
+    (slow / program).write_text(f'#!/bin/sh\ntouch {begun}\nsleep 3\nexec {shutil.which(program)} "$@"\n')
+    (slow / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow}:{os.environ['PATH']}")  # sbatch hands it on
+    job = bench.start(bench.place(), counting(last=600))
+    wait_for(begun.exists)
+    job.stop()
+    assert bench.ended(job)["TrainingJobStatus"] == "Stopped"
+    assert len(job.loss) < 300
 
 
 def test_a_failure_is_tried_again_and_not_at_the_same_step_twice(bench: Bench) -> None:

@@ -1,5 +1,5 @@
 """A whole run on a real Slurm, from a laptop where sshd is there, held against this machine: the same losses, whoever
-is killed on the way.
+is killed on the way. Of `scripts/test --slurm` alone, as they take some minutes of both cores.
 
 `SMTRAIN_SLURM_KILLS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses moments and victims.
 `SMTRAIN_SLURM_WALL=600` trains so many steps in attempts of two minutes.
@@ -34,7 +34,13 @@ from tests.slurm.conftest import PATIENCE, wait_for
 from tests.slurm.daemons import Slurm
 from tests.slurm.faults import FAULTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.environ.get("SMTRAIN_SLURM") != "required",
+        reason="whole runs take minutes of both cores: scripts/test --slurm",
+    ),
+]
 
 KILLS = int(os.environ.get("SMTRAIN_SLURM_KILLS", "1"))
 SEED = int(os.environ.get("SMTRAIN_SLURM_SEED", "1"))

@@ -84,7 +84,15 @@ export A=1
 why=
 shell_told=
 step=
-ask() { for _ in 1 2 3 4 5 6; do scancel --quiet --signal=TERM "$SLURM_JOB_ID" && break; sleep 5; done; }
+rm -f "$job"/nodes/*/told
+ask() {
+  for _ in $(seq 60); do  # slurmctld may be away, and a node that has not begun yet hears nothing
+    scancel --quiet --signal=TERM "$SLURM_JOB_ID"
+    sleep 5
+    ls "$job"/nodes/*/told >/dev/null 2>&1 && break
+    kill -0 "$step" 2>/dev/null || break
+  done
+}
 told() { why=${why:-$1}; heard=yes; [ -z "$step" ] || ask & }
 trap 'told limit' USR1
 trap 'told asked' USR2
