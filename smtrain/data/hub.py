@@ -8,6 +8,7 @@ for once: several machines take the one that the first of them was told.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -54,7 +55,7 @@ def floating(sources: Sequence[object]) -> list[str]:
 
 
 def commit_of(asked: HubName) -> str | None:
-    """The commit that is meant now; None where the hub is not to be asked (HF_HUB_OFFLINE).
+    """The commit that is meant now; None where the hub is not to be asked: HF_HUB_OFFLINE, or a folder of this machine.
 
     Raises DataError where the data set or the revision is not there.
     """
@@ -63,7 +64,7 @@ def commit_of(asked: HubName) -> str | None:
     needs_datasets(asked.uri)
     from huggingface_hub import HfApi, constants
 
-    if constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE or os.path.isdir(asked.name):  # which `datasets` takes for the data set
         return None
 
     def ask() -> Any:
