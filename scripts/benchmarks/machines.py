@@ -58,7 +58,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     files = sorted(given.glob("*.jsonl"))
     tokenizer_for(files, folder / "model")
     whole, half = folder / "whole", folder / "half"
-    sizes = {whole: linked(files, whole, 1.0), half: linked(files, half, 0.5)}
+    sizes = {whole: copied(files, whole, 1.0), half: copied(files, half, 0.5)}
     made: dict[tuple[Path, int], HostsSeen] = {}
     for text in (half, whole):
         for count in (1, options.machines):
@@ -119,7 +119,7 @@ def tokenizer_for(files: list[Path], folder: Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def linked(files: list[Path], folder: Path, share: float) -> int:
+def copied(files: list[Path], folder: Path, share: float) -> int:
     """That share of every file's lines, by bytes, in `folder`; how many bytes."""
     folder.mkdir()
     for path in files:
@@ -195,14 +195,14 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
     seen.seconds = (about["TrainingEndTime"] - about["TrainingStartTime"]).total_seconds()
     from smtrain.aws.downloads import download
     from smtrain.data.manifest import DatasetManifest
+    from smtrain.job.inputs import file_sha256
 
     out = folder / f"out-{text.name}-{count}"
     download(job.target, [(job.output, out)])
     manifest = DatasetManifest.load(out)
     found = hashlib.sha256(json.dumps(manifest.files, sort_keys=True).encode())
     for path in sorted(out.glob("tokens*")):
-        with path.open("rb") as raw:
-            found.update(hashlib.file_digest(raw, "sha256").digest() if hasattr(hashlib, "file_digest") else raw.read())
+        found.update(file_sha256(path).encode())
     seen.digest = found.hexdigest()
     shutil.rmtree(out)
     return seen

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from html import escape
 
+from smtrain.config.units import spell_bytes
 from smtrain.data.refining.refiner import EXAMPLES
 from smtrain.data.report import LINE_LEAST, LINE_MOST, LOOKED_AT, SourceReport, TextReport
 from smtrain.text import clean, span
@@ -77,7 +78,7 @@ def _columns(about: TextReport) -> list[str]:
 def _row(source: SourceReport, about: TextReport) -> str:
     documents = max(source.documents, 1)
     cells = [
-        _text(source.name), f"{source.files:,}", f"{source.documents:,}", _size(source.bytes),
+        _text(source.name), f"{source.files:,}", f"{source.documents:,}", spell_bytes(source.bytes),
         f"{source.characters / documents:,.0f}", f"{source.empty:,}",
         f"{source.duplicates:,} ({source.duplicates / documents:.1%})", f"{source.bad:,}",
     ]  # fmt: skip
@@ -98,13 +99,6 @@ def _legend(about: TextReport) -> str:
     if about.tokenized_by:
         told.append(f"Tokens by {_text(about.tokenized_by)}.")
     return " ".join(told)
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} B"
 
 
 def _powers(lengths: Counter[int]) -> range:

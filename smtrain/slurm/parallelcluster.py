@@ -75,12 +75,12 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
                 "Networking": {"SubnetIds": [site.compute_subnet]},
             }
         )
-    buckets = _buckets(config)
+    of_script = (
+        {split_uri(site.post_install)[0]} if site.post_install and site.post_install.startswith("s3://") else set()
+    )
     for one in queued:
-        action = one.get("CustomActions", {}).get("OnNodeConfigured", {}).get("Script", "")
-        read = sorted({*buckets, *([split_uri(action)[0]] if action.startswith("s3://") else [])})
-        if read:
-            one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in read]}
+        if buckets := sorted({*_buckets(config), *(of_script if "CustomActions" in one else ())}):
+            one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in buckets]}
     return {
         "Region": site.region,
         "Image": {"Os": site.os, **({"CustomAmi": site.ami} if site.ami else {})},
