@@ -75,6 +75,11 @@ class StepResult:
     scaling: Scaling | None = None
     """None where no loss is scaled."""
 
+    @property
+    def skipped(self) -> bool:
+        """Whether the step changed nothing, as its gradient overflowed fp16."""
+        return self.scaling is not None and self.scaling.skipped
+
 
 @dataclass(frozen=True)
 class Evaluation:

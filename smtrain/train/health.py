@@ -48,9 +48,8 @@ class LossWatch:
         """`samples` are those of the step. Raises `SmtrainError` that names steps and samples."""
         self._checked += 1
         where = f"samples {samples.start} to {samples.stop - 1}"
-        skipped = result.scaling is not None and result.scaling.skipped
         self._check_scale(step, result, where)
-        if not math.isfinite(result.loss) or not (skipped or math.isfinite(result.grad_norm)):
+        if not math.isfinite(result.loss) or not (result.skipped or math.isfinite(result.grad_norm)):
             raise SmtrainError(
                 f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {where}; "
                 f"{self._advice()}"

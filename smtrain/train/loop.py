@@ -87,17 +87,17 @@ def train(
 
     `samples` is how many the run has consumed so far; `position` says what a checkpoint keeps beside the weights.
     `distrusted` names checkpoints that do not count when old ones are pruned; `doubtful`, which is collective, those
-    that are not known whole yet, and waits until they are if told to. Checkpoints are written while training
-    goes on, and become whole only when a step from their weights gave a finite loss and gradient (or was skipped, in
-    fp16): an update can spoil weights that gave both. Told to stop, it saves first, and that step is done only while
-    the time given lasts. Raises `SmtrainError` naming step and samples when the loss is no number or explodes, or when
-    fp16 cannot go on.
+    that are not known whole yet, and waits until they are if told to. Checkpoints are written while training goes on,
+    and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil weights
+    that gave both, and a step that fp16 skips shows nothing. Told to stop, it saves first, and that step is done only
+    while the time given lasts. Raises `SmtrainError` naming step and samples when the loss is no number or explodes, or
+    when fp16 cannot go on.
     A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
     `destination`, rank 0's, says which of them have arrived where they are kept. `validator` judges the model between
     two steps, before the first and after the last. `profiler` is around each step.
     """
     options = config.train
-    step, began, longest, proven = resumed or 0, 0.0, 0.0, True
+    step, began, longest, proven, unshown = resumed or 0, 0.0, 0.0, True, False
     arrived = destination.arrived if destination else None
 
     def prune(wait: bool = False) -> None:
@@ -117,9 +117,11 @@ def train(
                 print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
 
     def save(hurry: bool = False) -> None:
-        nonlocal began
+        nonlocal began, unshown
+        if unshown:  # every step since the last save was skipped: its weights are saved anew now
+            engine.abandon_save()
         ended(wait=True)
-        began = time.perf_counter()
+        began, unshown = time.perf_counter(), True
         read_back = config.checkpoint.verify == "full" and not hurry
         state = position.at(step, samples, watch.history, proven)
         if validator:
@@ -151,14 +153,17 @@ def train(
         return validator.judge(step, stall.beat, lambda: stop.agreed(engine))
 
     def settle(begun: Begun) -> None:
+        nonlocal unshown
         result = judge(begun, watch)
+        unshown = unshown and result.skipped
         if (scaling := result.scaling) and scaling.skipped and engine.rank == 0:
             scales = f"{scaling.scale:g} -> {scaling.following:g}"
             print(f"step {begun.step} skipped: gradients overflowed fp16; loss scale {scales}", flush=True)
         judged = validated(stopping) if begun.step == step else None
         if log and (judged or begun.step % options.log_interval == 0 or begun.step in (1, options.steps)):
             log.log(begun.step, result, begun.lr, loader.waited, judged)
-        ended(wait=False)  # a save is of weights before this step: one begins only once all steps are settled
+        if not unshown:  # a save is of weights before this step: one begins only once all steps are settled
+            ended(wait=False)
 
     if resumed is None and options.steps == 0:
         save()
@@ -190,12 +195,14 @@ def train(
         if saving:
             save(hurry=stopping)
         if step == options.steps or stopping:
-            if proven:  # nobody keeps this step: it shows whether the weights just saved can go on
-                judge(advance(batch, samples - options.global_batch_size, lr), LossWatch())
+            shows = LossWatch()
+            while unshown and proven:  # nobody keeps this step: it shows whether the weights just saved can go on
+                unshown = judge(advance(batch, samples - options.global_batch_size, lr), shows).skipped
+                proven = not stopping or stop.in_time(engine, 1.5 * longest)
             ended(wait=True)
         if stopping:
             if engine.rank == 0:
-                later = "" if proven else "; no time was left to show that it can, the next step does"
+                later = "" if not unshown else "; no time was left to show that it can, the next step does"
                 print(f"asked to stop: saved step {step}, the same command goes on from here{later}", flush=True)
             return step
     first_step.done()

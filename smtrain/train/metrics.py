@@ -96,7 +96,7 @@ class MetricsLog:
         self._since, self._last_step, self._waited = now, step, waited
         scaling = result.scaling
         told = {} if scaling is None else {"loss_scale": scaling.scale}
-        told |= {"skipped": 1} if scaling and scaling.skipped else {"grad_norm": result.grad_norm}
+        told |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}
         record = {
             "step": step, "loss": result.loss, **told, "lr": lr,
             "tokens_per_s": rate, "mfu": rate * self._flops / self._peak,

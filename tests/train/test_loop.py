@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Late:
 
     steps_ahead = 1
 
-    def __init__(self, engine: Any, spoilt: int | None, overflows: int | None = None) -> None:
+    def __init__(self, engine: Any, spoilt: int | None, overflows: Collection[int] = ()) -> None:
         self._engine, self._spoilt, self._overflows, self._begun = engine, spoilt, overflows, 0
         self.asked: list[str] = []
 
@@ -58,7 +58,7 @@ class Late:
         if number == self._spoilt:
             self._engine.optimizer.master[0] = math.nan
             self._engine.optimizer.publish()
-        if number == self._overflows:
+        if number in self._overflows:
             self._engine.optimizer.grad[0] = math.inf
         numbers = self._engine.begin_step(*args)
 
@@ -80,7 +80,7 @@ class Late:
 
 
 def go(
-    rank: int, folder: Path, stopped: bool, spoilt: int | None, overflows: int | None = None
+    rank: int, folder: Path, stopped: bool, spoilt: int | None, overflows: Collection[int] = ()
 ) -> tuple[list[str], Any, list[str]]:
     """What the loop asked of an engine whose numbers come late, how it ended, and the checkpoints left."""
     from smtrain.contract.lineage import Lineage
@@ -91,7 +91,7 @@ def go(
     config = JobConfig.model_validate(
         {"model": {"path": "s3://unused"}, "train": {**options, "save_interval": 3, "lr": 1e-3}}
     )
-    precision = "fp32" if overflows is None else "fp16"
+    precision = "fp16" if overflows else "fp32"
     engine = Late(cases.engine(cases.CONFIGS["llama"], cases.mesh(f"111 {precision}")), spoilt, overflows)
     stop = StopRequest()
     where: Any = Where()
@@ -133,22 +133,38 @@ def test_a_save_whose_next_step_is_no_number_is_not_kept_however_late_that_is_se
     assert left == []
 
 
-def said_of_an_overflow(rank: int, folder: Path) -> tuple[str, tuple[list[str], Any, list[str]]]:
+def said_of_overflows(
+    rank: int, folder: Path, overflows: Collection[int]
+) -> tuple[str, tuple[list[str], Any, list[str]]]:
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
-        ended = go(rank, folder, False, None, overflows=4)  # the step that shows whether the save before it is good
+        ended = go(rank, folder, False, None, overflows)
     return told.getvalue(), ended
 
 
-def test_a_step_that_overflows_fp16_is_said_and_skipped_and_the_save_before_it_kept(
+def test_a_step_that_overflows_fp16_is_said_and_skipped_and_the_next_one_shows_the_save_before_it(
     solo: World, tmp_path: Path
 ) -> None:
-    told, (asked, ended, left) = solo.run(said_of_an_overflow, tmp_path)[0]
+    told, (asked, ended, left) = solo.run(said_of_overflows, tmp_path, [4])[0]
     assert "step 4 skipped: gradients overflowed fp16; loss scale 65536 -> 32768\n" in told
     assert told.count("skipped") == 1
     assert ended == 5
     assert left == ["step_00000003", "step_00000005"]
-    assert "whole 3" in asked
+    assert asked.index("read 4") < asked.index("read 5") < asked.index("whole 3"), "a skipped step shows nothing"
+
+
+def test_the_last_save_is_shown_by_a_step_that_is_not_skipped(solo: World, tmp_path: Path) -> None:
+    _, (asked, ended, left) = solo.run(said_of_overflows, tmp_path, [6, 7])[0]
+    assert (ended, left) == (5, ["step_00000003", "step_00000005"])
+    assert asked[-7:] == ["begin 6", "read 6", "begin 7", "read 7", "begin 8", "read 8", "whole 5"]
+
+
+def test_a_save_that_no_step_has_shown_gives_way_to_the_next_whose_weights_are_the_same(
+    solo: World, tmp_path: Path
+) -> None:
+    _, (asked, ended, left) = solo.run(said_of_overflows, tmp_path, [4, 5])[0]
+    assert (ended, left) == (5, ["step_00000005"])
+    assert "whole 3" not in asked
 
 
 def refused_here(rank: int) -> str:
