@@ -6,6 +6,7 @@ import base64
 import json
 from typing import Any
 
+from smtrain.config.units import spell_bytes
 from smtrain.errors import LocalError
 from smtrain.facts.images import ecr_image
 from smtrain.image.manifest import layers_size
@@ -68,8 +69,8 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
     size, free = size_of(client, ecr, name), room(client)
     if size and free is not None and size * (1 + UNPACKED) > free:
         raise LocalError(
-            f"{name} is {size / 1e9:.1f} GB, some {size * UNPACKED / 1e9:.0f} GB unpacked, and Docker's disk has "
-            f"{free / 1e9:.1f} GB free; free some with `{program().lower()} system prune`"
+            f"{name} is {spell_bytes(size)}, some {spell_bytes(size * UNPACKED)} unpacked, and Docker's disk has "
+            f"{spell_bytes(free)} free; free some with `{program().lower()} system prune`"
         )
     repository, tag = _split(name)
     with plainly(f"pulling {name}"):

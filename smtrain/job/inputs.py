@@ -20,6 +20,7 @@ from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
 from smtrain.config.local_data import local_data_faults
 from smtrain.config.training import Train
+from smtrain.config.units import spell_bytes
 from smtrain.contract.uris import HUBS, split_uri
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
@@ -165,8 +166,8 @@ def described_uploads(uploads: Sequence[Upload]) -> list[str]:
     lines: list[str] = []
     for upload in dict.fromkeys(uploads):
         size = sum(size_of(body) for _, body in upload.files)
-        lines.append(f"{upload.uri}  {len(upload.files)} files, {_spell_size(size)}")
-        lines += [f"  {_spell_size(size_of(body)):>10}  {name}" for name, body in upload.files]
+        lines.append(f"{upload.uri}  {len(upload.files)} files, {spell_bytes(size)}")
+        lines += [f"  {spell_bytes(size_of(body)):>10}  {name}" for name, body in upload.files]
         lines += [f"    left out  {name}" for name in upload.left_out]
     return lines
 
@@ -178,13 +179,13 @@ def _upload(target: Target, upload: Upload, say: Say) -> None:
         there = {item["Key"]: item["Size"] for item in listed(target, upload.uri)}
         missing = [(name, body) for name, body in missing if there.get(prefix + name) != size_of(body)]
         if missing:
-            say(f"uploading {_spell_size(sum(size_of(body) for _, body in missing))} to {upload.uri}")
+            say(f"uploading {spell_bytes(sum(size_of(body) for _, body in missing))} to {upload.uri}")
         if missing and upload.left_out:
             say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
     hashes = dict(zip((name for name, _ in upload.files), upload.sha256, strict=False))
     for name, body in missing:
         if kept := send(target, bucket, prefix + name, body, hashes.get(name)):
-            say(f"{name}: {_spell_size(kept)} of it were there already")
+            say(f"{name}: {spell_bytes(kept)} of it were there already")
 
 
 def _materialised(path: str) -> Path | str:
@@ -237,10 +238,6 @@ def file_sha256(path: Path) -> str:
         while block := content.read(1 << 20):
             found.update(block)
         return found.hexdigest()
-
-
-def _spell_size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def _make_bucket(target: Target, bucket: str) -> None:
