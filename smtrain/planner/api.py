@@ -28,7 +28,7 @@ from smtrain.planner.search import Candidate, doubts, search
 from smtrain.planner.stages import ON_CPU, machine_for, need
 from smtrain.planner.throughput import step_time
 from smtrain.planner.warnings import memory_warnings, run_warnings
-from smtrain.planner.workload import described_of, shape_of, text_bytes, work_of
+from smtrain.planner.workload import described_of, shape_of, taken_by_name, text_bytes, work_of
 
 RankBy = Literal["time", "cost"]
 
@@ -193,7 +193,7 @@ def _plan(
         warnings += doubts(work, machine, mesh, fastest)
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
-    warnings += corrected.said(machine)
+    warnings += taken_by_name(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     if not calibrated:
         where = machine.type if near is None else f"this shape (nearest: {near.run})"

@@ -9,6 +9,7 @@ from typing import Any
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, first_line
+from smtrain.facts import table
 from smtrain.facts.engines import EngineName
 from smtrain.facts.models import positions
 from smtrain.model.families import ModelShape
@@ -61,6 +62,17 @@ def shape_of(config: JobConfig) -> ModelShape:
             ]
         )
     return shape
+
+
+def taken_by_name(config: JobConfig) -> list[str]:
+    """A warning where `shape_of` goes by the last part of a path alone, which anyone may give to any model."""
+    where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
+    known = {row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()}
+    asked = rest.startswith("known-models/")  # --model NAME
+    if not rest or where == "demo" or asked or rest in known or named_shape(rest) is None:
+        return []
+    name = rest.rsplit("/", 1)[-1]
+    return [f"the model's size is that of the published {name}, by its name alone: {config.model.path} was not read"]
 
 
 def described_of(config: JobConfig) -> dict[str, Any] | None:

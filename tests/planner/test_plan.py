@@ -56,6 +56,20 @@ def test_a_plan_says_everything_and_needs_neither_network_nor_home(empty_home: P
     assert "2026-09-27" in str(plan)
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("s3://bucket/team/Llama-2-70b-hf/", True),
+        ("hf://someone/Llama-2-70b-hf@main", True),
+        ("hf://meta-llama/Llama-2-70b-hf@main", False),
+    ],
+)
+def test_a_size_that_is_known_by_a_models_name_alone_is_said(path: str, told: bool) -> None:
+    warned = [w for w in smtrain.plan({**raw(), "model": {"path": path}}).warnings if "by its name alone" in w]
+    assert bool(warned) == told
+    assert not told or f"that of the published Llama-2-70b-hf, by its name alone: {path} was not read" in warned[0]
+
+
 def test_what_does_not_fit_is_refused_by_how_much() -> None:
     plan = smtrain.plan(raw("Meta-Llama-3-70B", tp=8, pp=1))
     assert not plan.fits
