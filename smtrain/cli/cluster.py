@@ -50,6 +50,7 @@ def template(
     """Print the file; what it costs and the commands to run next go to stderr."""
     import yaml
 
+    from smtrain.facts.engines import is_neuron
     from smtrain.planner.resolve import load_config
     from smtrain.slurm.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
     from smtrain.slurm.parallelcluster import template as make
@@ -66,7 +67,7 @@ def template(
     if UNKNOWN_SUBNET in (site.head_subnet, site.compute_subnet):
         say(f"before you use it: give --head-subnet and --compute-subnet in place of {UNKNOWN_SUBNET} (`pcluster "
             "configure` makes a VPC with both)", error=True)  # fmt: skip
-    if ami is None and post_install is None and "trn" in loaded.compute.instance_type:
+    if ami is None and post_install is None and is_neuron(loaded.compute.instance_type):
         say("the nodes have no Neuron driver: `pcluster build-image` makes an image for --ami, and `smtrain cluster "
             "post-install` prints a script for --post-install", error=True)  # fmt: skip
     training, cpus = queues(loaded)

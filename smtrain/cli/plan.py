@@ -107,7 +107,7 @@ def plan(
         make(
             config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value,
             budget=budget, deadline_hours=deadline, best=best, prices=prices, machine_file=machine_file, measured=rate,
-            target=options.name_of(target) or "aws", set_=set_ or (),
+            target=options.name_of(target), set_=set_ or (),
         )
         for config in configs
     ]  # fmt: skip
@@ -120,9 +120,11 @@ def plan(
 def _beside(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
     """The plans by their files' names; without --tokens, to those of the first config's run."""
     from smtrain.planner.beside import beside
-    from smtrain.planner.resolve import load_config
+    from smtrain.planner.resolve import load_config, planned_for
 
-    train = load_config(configs[0], set_=set_, target="aws").train if tokens is None else None
+    train = (
+        load_config(configs[0], set_=set_, target=planned_for(configs[0], set_=set_)).train if tokens is None else None
+    )
     planned = train.steps * train.global_batch_size * train.seq_len if train else None
     names = [Path(config).stem for config in configs]
     names = names if len(set(names)) == len(names) else configs

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
-from smtrain.facts.engines import engine_fault, is_neuron, precision_fault
+from smtrain.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault
 from smtrain.facts.images import unsuited
 
 
@@ -35,6 +35,8 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"compute.image", "train.engine", "compute.instance_type"}, f"compute.image: {fault}"
     if fault := precision_fault(train.precision, train.engine, config.compute.instance_type):
         yield {"train.precision", "train.engine", "compute.instance_type"}, fault
+    elif train.precision == "fp16" and config.own_machine and config.own_machine.kind == "cpu":
+        yield {"train.precision", "compute.instance_type"}, no_gpu_for_fp16(config.compute.instance_type)
     if train.engine == "native":
         asked = {
             "parallel.zero1": not parallel.zero1,
@@ -99,8 +101,8 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
             {"train.stochastic_rounding", "train.precision"},
             "train.stochastic_rounding: has no effect unless train.precision is bf16",
         )
-    hosts = config.processes_per_instance
-    if parallel.tp == 4 and "trn1" in config.compute.instance_type and hosts % 4 == 0 and config.dp % (hosts // 4):
+    hosts, trainium1 = config.processes_per_instance, config.compute.instance_type.startswith("ml.trn1")
+    if parallel.tp == 4 and trainium1 and hosts % 4 == 0 and config.dp % (hosts // 4):
         yield (
             {"parallel.tp", "parallel.dp", "compute.processes_per_instance"},
             f"parallel.tp: on Trainium1 NxD lays groups of 4 across a host, so dp = {config.dp} must be a multiple of "

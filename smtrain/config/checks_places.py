@@ -43,6 +43,8 @@ def place_faults(config: JobConfig) -> Iterator[Fault]:
         if tag.lower().startswith("aws:"):
             yield {f"tags.{tag}"}, f"tags.{tag}: keys that begin with aws: are AWS's own; give it another name"
     compute = config.compute
+    if fault := _machine_fault(config):
+        yield {"compute.instance_type", "target"}, f"compute.instance_type: {fault}"
     if compute.training_plan:
         for name in ("spot", "fallback_instance_types"):
             if getattr(compute, name):
@@ -56,3 +58,19 @@ def place_faults(config: JobConfig) -> Iterator[Fault]:
             f"compute.role: {config.compute.role!r} is neither a role's ARN (arn:aws:iam::123456789012:role/NAME) nor "
             "its name",
         )
+
+
+def _machine_fault(config: JobConfig) -> str | None:
+    """Why a machine that is none of SageMaker's cannot be the one that trains."""
+    name = config.compute.instance_type
+    if name.startswith("ml."):
+        return None
+    if config.own_machine is None:
+        return f"{name} is no instance type; take one, such as ml.p5.48xlarge, or describe {name} under machines"
+    if config.target == "slurm":
+        return None
+    where = "AWS has none of that name" if config.target == "aws" else "this machine runs jobs of any instance type"
+    return (
+        f"{name} is a machine of yours, and {where}; name an instance type, and plan with `smtrain plan CONFIG "
+        f"--machines {name}:1`"
+    )

@@ -78,8 +78,13 @@ class JobConfig(Section):
     @property
     def processes_per_instance(self) -> int:
         """Training processes on each host of the train stage."""
-        row = instance(self.compute.instance_type)
-        return self.compute.processes_per_instance or (row["cores"] if row else 1)
+        row, own = instance(self.compute.instance_type), self.own_machine
+        return self.compute.processes_per_instance or (own.devices if own else row["cores"] if row else 1)
+
+    @property
+    def own_machine(self) -> MachineEntry | None:
+        """The entry of `machines` that `compute.instance_type` names; None where it is one of SageMaker's types."""
+        return self.machines.get(self.compute.instance_type)
 
     @property
     def world_size(self) -> int:

@@ -15,7 +15,7 @@ _PATTERNS = {
     "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
     "region": "give the name of an AWS region, such as us-west-2",
     "s3_uri": "give an s3://bucket/prefix URI",
-    "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge",
+    "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge, or the name of one of `machines`",
     "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only",
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }

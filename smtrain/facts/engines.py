@@ -12,7 +12,8 @@ ENGINES: tuple[EngineName, ...] = ("native", "nxd")
 
 def engine_of(instance_type: str) -> EngineName:
     """The engine of a config that names none: what runs on instances of this type."""
-    return "nxd" if family(instance_type) in table("instances")["engines"]["nxd"] else "native"
+    neuron = is_neuron(instance_type) and family(instance_type) in table("instances")["engines"]["nxd"]
+    return "nxd" if neuron else "native"
 
 
 def engine_fault(engine: str, instance_type: str) -> str | None:
@@ -55,8 +56,8 @@ def family(instance_type: str) -> str:
 
 
 def is_neuron(instance_type: str) -> bool:
-    """Whether hosts of this type have Neuron cores."""
-    return family(instance_type).startswith("trn")
+    """Whether hosts of this type, which is one of SageMaker's, have Neuron cores."""
+    return instance_type.startswith("ml.trn")
 
 
 def is_gpu(instance_type: str) -> bool:

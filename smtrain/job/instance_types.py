@@ -16,7 +16,8 @@ def type_faults(config: JobConfig) -> list[str]:
     named = [("instance_type", compute.instance_type), ("cpu_instance_type", compute.cpu_instance_type)]
     named += [("fallback_instance_types", kind) for kind in compute.fallback_instance_types]
     default = type(compute).model_fields["cpu_instance_type"].default  # not looked for: that costs 0.3 s
-    doubtful = [(key, kind) for key, kind in named if instance(kind) is None and kind != default]
+    known = (default, *config.machines)
+    doubtful = [(key, kind) for key, kind in named if instance(kind) is None and kind not in known]
     return [
         f"compute.{key}: {kind} is no training instance type that boto3 knows; did you mean "
         f"{difflib.get_close_matches(kind, _known(), n=1, cutoff=0.0)[0]}? (if it is new, update boto3)"

@@ -9,6 +9,7 @@ from typing import Any
 from smtrain.aws.local_hosts import TAG, LocalHosts
 from smtrain.config import JobConfig, Stage
 from smtrain.contract.log_lines import MACHINE_NUMBERS
+from smtrain.facts.engines import family
 from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
@@ -199,8 +200,8 @@ def takes_volume(instance_type: str) -> bool:
 
     The rule is the SageMaker SDK's: a "d" in the family's name, and families known to bring disks.
     """
-    family = instance_type.split(".")[1]
-    return "d" not in family and not family.startswith(("g5", "g6", "p5", "trn"))
+    kind = family(instance_type)
+    return "d" not in kind and not kind.startswith(("g5", "g6", "p5", "trn"))
 
 
 def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:

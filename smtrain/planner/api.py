@@ -38,7 +38,7 @@ def plan(
     source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
     rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,
     prices: str | Path | None = None, machine_file: str | Path | None = None, measured: float | None = None,
-    target: Literal["aws", "local", "slurm"] = "aws",
+    target: Literal["aws", "local", "slurm"] | None = None,
     set_: Sequence[str] = (), **sections: Any,
 ) -> Plan:  # fmt: skip
     """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
@@ -58,8 +58,8 @@ def plan(
         measured: Tokens a second that a run of this very config reached, with its own mesh, on its own machines; or
             on those of one's own, where `machines` names these alone. All that is planned for the same chip is
             corrected by it.
-        target: Plan engine and mesh of a run on `aws` (the default), of one that is `local`, or of one on a `slurm`
-            cluster, with the attempts that cluster.time cuts it into.
+        target: Plan engine and mesh of a run on `aws`, of one that is `local`, or of one on a `slurm` cluster, with the
+            attempts that cluster.time cuts it into. Default: slurm where the config says so, else aws.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
 
@@ -87,12 +87,8 @@ def plan(
     described = machines_known(config, machine_file)
     known = Prices(prices or own_prices(), own_price_rows(described))
     work, _ = work_of(config, shape)
-    compute = config.compute
     some = [machine_of(t, n, described) for t, n in machines]
-    if machines and not is_planned(compute.instance_type):
-        own = some[0]
-    else:
-        own = Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
+    own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
     mesh = Mesh(
         config.parallel.tp, config.parallel.pp, config.dp, config.parallel.micro_batch_size,
         config.parallel.activation_checkpointing, config.parallel.sequence_parallel,

@@ -64,7 +64,7 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     given = "parallel" in config.model_fields_set
     if auto or (not given and config.target == "aws"):
         try:
-            shape_of(config), _machine(config)
+            shape_of(config), Machine.of_config(config)
         except ConfigError:
             if auto:
                 raise
@@ -103,7 +103,7 @@ def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
 def _fastest(config: JobConfig) -> Candidate | None:
     """The fastest mesh of these machines in which the engine has no fault."""
     work, recompute = work_of(config, shape_of(config))
-    found = search(work, [_machine(config)], recompute=recompute)
+    found = search(work, [Machine.of_config(config)], recompute=recompute)
     return next((one for one in found if accepted(config, one.machine, one.mesh)), None)
 
 
@@ -182,16 +182,11 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
     remedy = "take more or larger instances" + (", or another batch" if batch else "")
     if train.adapter is None:
         work, recompute = work_of(config, shape_of(config))
-        found = search(with_adapters(work), [_machine(config)], recompute=recompute)
+        found = search(with_adapters(work), [Machine.of_config(config)], recompute=recompute)
         remedy += f", or train.adapter: with LoRA of rank {RANK} it fits" if found else ""
     start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
     length = "" if auto else f" at train.seq_len {train.seq_len}"
     return ConfigError([f"{start} fits the model{length}{batch}; {remedy}"])
-
-
-def _machine(config: JobConfig) -> Machine:
-    compute = config.compute
-    return Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
 
 
 def _sized(config: JobConfig, batch: int) -> JobConfig:

@@ -52,7 +52,7 @@ def _faults(config: JobConfig) -> Iterator[str]:
         yield fault.partition("; ")[0]
         return
     try:
-        machine = Machine.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
+        machine = Machine.of_config(config)
         alone = Machine.of(compute.instance_type, 1)
     except ConfigError:
         yield "nothing is known about this type (facts/instances.toml)"

@@ -8,6 +8,7 @@ from functools import cache
 from math import prod
 from typing import Any, Literal
 
+from smtrain.config import JobConfig
 from smtrain.config.machine import MachineEntry
 from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
@@ -95,6 +96,15 @@ class Machine:
             accelerated=own.kind == "gpu",
             link=(own.link_gbs or own.network_gbs or 1.0) * 1e9,
         )
+
+    @classmethod
+    def of_config(cls, config: JobConfig) -> Machine:
+        """The hosts of a config's train stage. Raises `ConfigError` as `of` and `described` do."""
+        compute, own = config.compute, config.own_machine
+        if own is None:
+            return cls.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
+        made = cls.described(compute.instance_type, compute.instance_count, own)
+        return replace(made, cores=config.processes_per_instance)
 
     @property
     def world(self) -> int:
@@ -259,6 +269,6 @@ def _one_layer(shape: ModelShape) -> ModelShape:
     return replace(shape, layers=1)
 
 
-def is_planned(instance_type: str) -> bool:
-    """Whether `Machine.of` knows the type: one of AWS's with accelerators."""
-    return "core_gib" in (instance(instance_type) or {})
+def is_planned(config: JobConfig) -> bool:
+    """Whether `Machine.of_config` knows the machines: one's own, or AWS's with accelerators."""
+    return config.own_machine is not None or "core_gib" in (instance(config.compute.instance_type) or {})

@@ -75,13 +75,20 @@ def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     return config, undecided
 
 
+def planned_for(source: Source | None, *, set_: Sequence[str] = (), **sections: Any) -> str:
+    """The target of a plan that names none: the config's own cluster, else AWS, also for what is tried here first."""
+    config = draft(source, set_=set_, **sections).config
+    return "slurm" if config is not None and config.target == "slurm" else "aws"
+
+
 def subject(
-    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any], target: str
+    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any], target: str | None
 ) -> tuple[JobConfig, ModelShape]:
     """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
 
     Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
     """
+    target = target or planned_for(source, set_=set_, **sections)
     named = named_shape(model) if model else None
     if model and named:
         sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}

@@ -14,6 +14,7 @@ from smtrain.config import JobConfig
 from smtrain.contract.needs import EXTRAS, data_needs
 from smtrain.extras import MODULES
 from smtrain.facts import instance
+from smtrain.facts.engines import is_gpu, is_neuron
 from smtrain.preflight.findings import Finding
 from smtrain.slurm.head import HeadError
 from smtrain.slurm.place import SlurmPlace
@@ -110,7 +111,8 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
 def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
     """What is wrong with nodes that have answered."""
     row = instance(config.compute.instance_type)
-    kind = config.compute.instance_type
+    kind, own = config.compute.instance_type, config.own_machine
+    gpus = config.processes_per_instance if is_gpu(kind) or (own and own.kind == "gpu") else 0
     faults: list[tuple[str, list[str], str]] = [
         ("do not see cluster.shared or an input as the head node does, or may not write there",
          [n.name for n in found if not n.sees_shared],
@@ -119,8 +121,10 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
          [n.name for n in found if n.lacks == "venv"],
          f"make it there (`python3 -m venv {config.cluster.venv}`), or correct cluster.venv"),
         ("have no python3", [n.name for n in found if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
-        ("have no Neuron device", [n.name for n in found if "trn" in kind and not n.neuron],
+        ("have no Neuron device", [n.name for n in found if is_neuron(kind) and not n.neuron],
          f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
+        (f"have fewer than {gpus} GPUs, one for each training process", [n.name for n in found if n.gpus < gpus],
+         "correct compute.instance_type or compute.processes_per_instance, or ask for nodes that have them"),
     ]  # fmt: skip
     extras = ",".join(["train", *(EXTRAS[need] for need in data_needs(config.data.model_dump()))])
     others = [n for n in found if n.lacks and n.lacks not in ("python3", "venv")]

@@ -151,6 +151,11 @@ def _resource(kind: str, count: int) -> dict[str, Any]:
 
 def _faults(config: JobConfig, site: Site) -> list[str]:
     faults = []
+    if config.own_machine is not None:
+        faults.append(
+            f"compute.instance_type: {config.compute.instance_type} is a machine of yours, and AWS has none; "
+            "name an instance type, such as ml.p5.48xlarge"
+        )
     if site.os not in OSES:
         faults.append(f"--os: ParallelCluster makes no cluster of {site.os}; it is one of {', '.join(OSES)}")
     if site.capacity_block and site.spot:

@@ -110,3 +110,38 @@ def test_fp16_is_for_gpus(raw: dict[str, Any], instance: str, fault: str | None)
     for precision, expected in (("fp16", [fault] if fault else []), ("bf16", [])):
         train = {"precision": precision}
         assert faults(raw, "native", train=train, compute={"instance_type": instance}) == expected
+
+
+BOX = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256}
+
+
+@pytest.mark.parametrize(
+    ("machines", "target", "told"),
+    [
+        ({"box": BOX}, "slurm", None),
+        ({}, "slurm", "box is no instance type; take one, such as ml.p5.48xlarge, or describe box under machines"),
+        ({"box": BOX}, "aws", "box is a machine of yours, and AWS has none of that name; name an instance type"),
+        ({"box": BOX}, "local", "box is a machine of yours, and this machine runs jobs of any instance type"),
+    ],
+)
+def test_a_machine_of_ones_own_trains_on_a_slurm_cluster(
+    raw: dict[str, Any], machines: dict[str, Any], target: str, told: str | None
+) -> None:
+    asked = {"target": target, "machines": machines, "compute": {"instance_type": "box"}}
+    asked |= {"cluster": {"shared": "/fsx"}} if target == "slurm" else {}
+    found = [fault for fault in faults(raw, "native", **asked) if "box" in fault]
+    assert [fault.startswith(f"compute.instance_type: {told}") for fault in found] == ([True] if told else [])
+
+
+def test_a_machine_of_ones_own_has_a_process_for_each_device_whatever_it_is_called(raw: dict[str, Any]) -> None:
+    for name in ("box", "trn1", "trn1-box"):
+        asked = {
+            **raw,
+            "target": "slurm",
+            "cluster": {"shared": "/fsx"},
+            "machines": {name: BOX},
+            "parallel": {},
+            "compute": {},
+        }
+        made = load_config(asked, compute={"instance_type": name, "instance_count": 2}, train={"global_batch_size": 8})
+        assert (made.train.engine, made.processes_per_instance, made.world_size) == ("native", 4, 8)

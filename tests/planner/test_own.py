@@ -36,6 +36,17 @@ def test_a_machine_of_the_config_plans_by_its_name_at_its_price() -> None:
     assert not plan.calibrated
 
 
+def test_a_config_that_trains_on_it_is_planned_for_it() -> None:
+    given = raw(box={**BOX, "network_gbs": 3}) | {"target": "slurm", "cluster": {"shared": "/fsx/smtrain"}}
+    given["compute"] = {"instance_type": "box", "instance_count": 2}
+    given["model"] = {"path": "hf://meta-llama/Llama-3.2-1B"}
+    plan = smtrain.plan(given, parallel="auto")
+    assert (plan.machines, plan.memory_gib["available"]) == ("2 x box", 24)
+    assert plan.mesh.tp * plan.mesh.pp * plan.mesh.dp == 2 * 4
+    assert plan.hours is not None
+    assert plan.dollars_by_item["train"] == pytest.approx(plan.hours * 2 * 2.5)
+
+
 def test_a_better_machine_is_faster_and_more_hosts_need_a_network() -> None:
     def rate(count: int = 1, **other: Any) -> float:
         found = smtrain.plan(raw(box={**BOX, **other}), machines=[("box", count)]).tokens_per_s
@@ -103,10 +114,12 @@ def test_a_run_on_it_corrects_its_plan() -> None:
 def test_fp16_is_planned_as_bf16_is_and_not_on_cpus() -> None:
     def planned(precision: str, **box: Any) -> Any:
         asked = raw(box={**BOX, **box})
-        asked["train"] |= {"engine": "native", "precision": precision}
-        return smtrain.plan(asked, compute={"instance_type": "ml.g5.xlarge"}, machines=[("box", 1)])
+        asked["train"] |= {"precision": precision}
+        asked |= {"target": "slurm", "cluster": {"shared": "/fsx"}, "compute": {"instance_type": "box"}}
+        return smtrain.plan(asked)
 
     bf16, fp16 = planned("bf16"), planned("fp16")
     assert fp16.memory_gib == bf16.memory_gib
     assert (fp16.mesh, fp16.step_s) == (bf16.mesh, bf16.step_s)
-    assert any("fp16 is for GPUs, and box has none; set bf16 or fp32" in f for f in planned("fp16", kind="cpu").faults)
+    with pytest.raises(ConfigError, match="fp16 is for GPUs, and box has none; set bf16 or fp32"):
+        planned("fp16", kind="cpu")

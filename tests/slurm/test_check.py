@@ -179,6 +179,16 @@ def test_nodes_are_judged_by_what_they_say(raw: dict[str, Any], found: list[Node
     assert (finding.level, finding.text[: len(text)]) == (level, text)
 
 
+def test_nodes_of_ones_own_are_counted_for_gpus(raw: dict[str, Any]) -> None:
+    entry = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256, "network_gbs": 3}
+    asked = config({**raw, "machines": {"box": entry}, "parallel": {"dp": 4}}, "/fsx/smtrain", "box")
+    two = replace(node(kind="", neuron=0), gpus=2)
+    (finding,) = judged(asked, [two, replace(two, name="n2", gpus=1)], 2)
+    assert (finding.level, finding.text) == ("fault", "n2 have fewer than 2 GPUs, one for each training process")
+    (fine,) = judged(asked, [two], 1)
+    assert fine.level == "ok"
+
+
 def test_what_a_profile_prints_is_no_answer() -> None:
     text = "Welcome | to | n1\nn1|1700000000|3.11||yes|16|0|8|trn1.2xlarge\nn2|1700000001|3.9|torch,yaml|no|0|0|0|\n"
     first, second = answers(text)
