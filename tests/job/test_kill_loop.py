@@ -173,7 +173,7 @@ def test_killed_at_random_it_ends_bit_for_bit(
         ensure_running(home)
         client = Client(path)
         if kills.total() >= KILLS:
-            assert client.end(600) == 0, "".join(client.text)[-2000:]
+            assert client.end(600 + 2 * STEPS) == 0, "".join(client.text)[-2000:]
             break
         if not client.until_step(chance.randint(1, 8)):
             client.end(60)
