@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,10 +150,25 @@ def scaled_steps(e: NativeEngine, first: int, last: int, overflow: int | None = 
     """`steps`, with all that is told of them; in step `overflow`, one number of one rank's gradient is infinite."""
     out = []
     for step in range(first, last):
-        if step == overflow and e.rank == e.world_size - 1:
-            e.optimizer.grad[0] = math.inf
-        out.append(e.step(*own(e, batch(e.config, step)), lr(step)))
+        with overflowing(e) if step == overflow and e.rank == e.world_size - 1 else nullcontext():
+            out.append(e.step(*own(e, batch(e.config, step)), lr(step)))
     return out
+
+
+@contextmanager
+def overflowing(e: NativeEngine) -> Iterator[None]:
+    """One number of this rank's gradients is infinite meanwhile."""
+
+    def spoil(grad: torch.Tensor) -> torch.Tensor:
+        spoilt = grad.clone()
+        spoilt.view(-1)[0] = math.inf
+        return spoilt
+
+    hook = next(iter(e.stage.trained.parameters.values())).register_hook(spoil)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def held(e: NativeEngine) -> dict[str, bytes]:
