@@ -65,7 +65,7 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
+def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
     """With text and model in place, and prepared data."""
     shell = Shell(tmp_path_factory.mktemp("ml"))
     shell.channel("text", trained_inputs["text"])
@@ -74,6 +74,19 @@ def shell(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Pa
     assert done.returncode == 0, done.stderr
     shell.channel("data", shell.result("prepared"))
     return shell
+
+
+def like(prepared: Shell, root: Path) -> Shell:
+    """Another /opt/ml with the same model and data: what one test does there, no other sees."""
+    shell = Shell(root)
+    for name in ("data", "model"):
+        shell.channel(name, prepared.root / "input/data" / name)
+    return shell
+
+
+@pytest.fixture
+def shell(prepared: Shell, tmp_path: Path) -> Shell:
+    return like(prepared, tmp_path / "ml")
 
 
 def bits(folder: Path) -> dict[str, Any]:
@@ -85,7 +98,6 @@ def bits(folder: Path) -> dict[str, Any]:
 def test_after_no_steps_the_export_is_the_input_bit_for_bit(shell: Shell, trained_inputs: dict[str, Path]) -> None:
     import torch
 
-    shutil.rmtree(shell.root / "checkpoints", ignore_errors=True)
     trained = shell.run("train", {"train": {"steps": 0}})
     assert trained.returncode == 0, trained.stderr
     shell.channel("checkpoint", shell.root / "checkpoints")
@@ -97,7 +109,6 @@ def test_after_no_steps_the_export_is_the_input_bit_for_bit(shell: Shell, traine
 
 
 def test_from_scratch_it_trains_resumes_exports_and_writes(shell: Shell) -> None:
-    shutil.rmtree(shell.root / "checkpoints", ignore_errors=True)
     changes: dict[str, Any] = {"model": {"init": "scratch"}, "train": {"steps": 3}}
     first = shell.run("train", changes)
     assert first.returncode == 0, first.stderr
@@ -124,10 +135,9 @@ def test_from_scratch_it_trains_resumes_exports_and_writes(shell: Shell) -> None
 
 
 @pytest.fixture(scope="module")
-def begun(shell: Shell, trained_inputs: dict[str, Path]) -> Shell:
+def begun(prepared: Shell, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     """With the checkpoints of one run from the model's weights, and no other's."""
-    shell.channel("model", trained_inputs["model"])
-    shutil.rmtree(shell.root / "checkpoints", ignore_errors=True)
+    shell = like(prepared, tmp_path_factory.mktemp("begun") / "ml")
     assert shell.run("train").returncode == 0
     return shell
 
@@ -154,18 +164,15 @@ def test_what_cannot_go_on_is_one_sentence_with_the_rank(begun: Shell, changes: 
 
 
 def test_a_missing_channel_names_itself(shell: Shell) -> None:
-    shutil.rmtree(shell.root / "input/data/checkpoint", ignore_errors=True)
     done = shell.run("export")
     assert done.returncode == 1
     assert "the job has no input channel named 'checkpoint'" in shell.failure
 
 
-def test_documents_are_kept_apart_where_asked(shell: Shell, tmp_path: Path) -> None:
+def test_documents_are_kept_apart_where_asked(prepared: Shell, tmp_path: Path) -> None:
     losses = []
     for mask in (False, True):
-        own = Shell(tmp_path / str(mask))
-        for name in ("data", "model"):
-            own.channel(name, shell.root / "input/data" / name)
+        own = like(prepared, tmp_path / str(mask))
         done = own.run("train", {"model": {"init": "scratch"}, "data": {"document_mask": mask}, "train": {"steps": 1}})
         assert done.returncode == 0, done.stderr
         losses.append(done.stdout.split("step=1 loss=")[1].split()[0])
