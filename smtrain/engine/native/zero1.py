@@ -38,9 +38,6 @@ class Zero1AdamW:
         self.shard = len(self.flat) // mesh.dp
         self.start = mesh.dp_rank * self.shard
         self.grad = torch.zeros(len(self.flat), dtype=torch.float32, device=mesh.device)
-        self._absent: dict[int, torch.Tensor] = {}
-        """Parts of `grad`, by where they begin, to which this step's backward passes have given nothing yet."""
-        self._parts: dict[int, torch.Tensor] = {}
         self._summed_over_tp: list[torch.Tensor] = []
         self._summed_over_copies: list[torch.Tensor] = []
         self._tied: torch.Tensor | None = None
@@ -81,16 +78,16 @@ class Zero1AdamW:
 
     def _gradient_view(self, parameter: nn.Parameter, at: int, size: int) -> torch.Tensor:
         """Have a parameter's gradients summed into its part of the flat fp32 buffer; gives that part."""
-        grad = self._parts[at] = self._absent[at] = self.grad[at : at + size].view_as(parameter)
+        grad = self.grad[at : at + size].view_as(parameter)
+        if parameter.dtype == torch.float32:
+            parameter.grad = grad
+        else:
 
-        def accumulate(p: torch.Tensor) -> None:
-            if self._absent.pop(at, None) is None:
+            def accumulate(p: torch.Tensor) -> None:
                 grad.add_(p.grad)  # type: ignore[arg-type]
-            else:  # what the step before has left is overwritten: nobody has to set it to 0
-                grad.copy_(p.grad)  # type: ignore[arg-type]
-            p.grad = None
+                p.grad = None
 
-        parameter.register_post_accumulate_grad_hook(accumulate)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(accumulate)  # type: ignore[no-untyped-call]
         return grad
 
     def _make_adamw(self) -> torch.optim.AdamW:
@@ -122,8 +119,6 @@ class Zero1AdamW:
     @torch.no_grad()
     def step(self, lr: float) -> torch.Tensor:
         """Sum gradients, clip, update, and share the new parameters; gives the norm before clipping."""
-        for grad in self._absent.values():
-            grad.zero_()
         with part("tensor parallel"):
             _all_reduce(self._summed_over_tp, self.mesh.tp_group)
             _all_reduce(self._summed_over_copies, self._copies_group)
@@ -146,7 +141,7 @@ class Zero1AdamW:
             group["lr"] = lr
         self._adamw.step()
         self._publish()
-        self._absent = dict(self._parts)
+        self.grad.zero_()
         return norm
 
     @torch.no_grad()
