@@ -112,11 +112,14 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         from importlib import import_module
 
+        from smtrain.extras import collector_paused, missing
+
         try:
-            return getattr(import_module(_HOME[name]), name)
+            with collector_paused():
+                home = import_module(_HOME[name])
+            return getattr(home, name)
         except ModuleNotFoundError as error:
             from smtrain.errors import SmtrainError
-            from smtrain.extras import missing
 
             if error.name is None or error.name.startswith("smtrain"):
                 raise

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from smtrain.config.editor import comment
 from smtrain.config.schema import JobConfig
+from smtrain.config.section import descriptions
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
 from smtrain.facts.models import positions
@@ -121,7 +122,7 @@ def _positions(model: str) -> int:
 
 
 def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:
-    text = " ".join((section.model_fields[field].description or "").split())
+    text = " ".join(descriptions(section)[field].split())
     return textwrap.wrap(
         text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from smtrain.config.randomness import drawn, is_random
 from smtrain.config.secret_names import is_special_token, telling
+from smtrain.extras import collector_paused
 
 HIDDEN = "<hidden: looks like a secret>"
 # Prefixes that issuers give their tokens so that they can be found: Hugging Face, AWS, GitHub, GitLab, OpenAI and
@@ -167,8 +168,10 @@ def _detectors() -> tuple[Any, ...]:
     from importlib import import_module
 
     try:
-        return tuple(
-            getattr(import_module(f"detect_secrets.plugins.{module}"), name)() for module, name in _DETECTORS.items()
-        )
+        with collector_paused():
+            return tuple(
+                getattr(import_module(f"detect_secrets.plugins.{module}"), name)()
+                for module, name in _DETECTORS.items()
+            )
     except (ImportError, AttributeError, OSError):
         return ()

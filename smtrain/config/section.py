@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 from functools import cache
+from itertools import pairwise
 from math import inf
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo, field_validator
 
 from smtrain.errors import ConfigError
 
@@ -44,12 +48,20 @@ class _Called(ModelMetaclass):
 class Section(BaseModel, metaclass=_Called):
     """Base of every section: numbers are finite, and true and false are no numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(
             [f"{name}: a config is not changed in place; smtrain.load_config(config, set_=[...]) makes another"]
         )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        made = handler(core)
+        keys = handler.resolve_ref_schema(made).get("properties", {})
+        for key, text in descriptions(cls).items():
+            keys[key]["description"] = text
+        return made
 
     @field_validator("*", mode="before")
     @classmethod
@@ -64,6 +76,23 @@ class Section(BaseModel, metaclass=_Called):
         if int in wanted and str not in wanted and isinstance(value, str) and _POWER.fullmatch(value):
             return float(value)
         return value
+
+
+@cache
+def descriptions(section: type[BaseModel]) -> dict[str, str]:
+    """What the text under each key of a section says.
+
+    pydantic's `use_attribute_docstrings` would read the source of every section whenever a config is loaded.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if not issubclass(base, Section) or base is Section:
+            continue
+        (whole,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for one, after in pairwise(cast("ast.ClassDef", whole).body):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+                found[one.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
+    return found
 
 
 @cache

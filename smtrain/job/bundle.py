@@ -64,7 +64,7 @@ def build_bundle() -> Bundle:
     """The bundle of the package as it is installed; byte-for-byte the same wherever and whenever it is built."""
     packed = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=6, filename="") as zipped,
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=4, filename="") as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for name, path in bundle_files().items():

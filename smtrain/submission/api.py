@@ -15,7 +15,6 @@ from smtrain.config.units import spell
 from smtrain.contract.log_lines import Line
 from smtrain.edge import public
 from smtrain.errors import ConfigError
-from smtrain.follow.show import View, follow
 from smtrain.handle.job import Job
 from smtrain.interrupts import Interrupted, gently
 from smtrain.job import graphs
@@ -23,7 +22,6 @@ from smtrain.job.stages import Chain, StagePlan, stages_of
 from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
 from smtrain.preflight.api import before
-from smtrain.reporting.publish import publish
 from smtrain.submission import notify, queued
 from smtrain.submission.one_job import standing, submit
 from smtrain.submission.outcome import Run, StageResult
@@ -31,7 +29,7 @@ from smtrain.submission.preview import Request
 from smtrain.text import Say
 
 if TYPE_CHECKING:
-    pass
+    from smtrain.follow.show import View
 
 _SAME_CALL = "interrupted: what has been started goes on, and the same call comes back to it"
 
@@ -113,7 +111,7 @@ def launch(
         before(chain, [stage], say)
     notify.ready(chain, [stage], say)
     job = _start(chain, plan, say, again=again)
-    if wait and follow(job, view or View(), say):
+    if wait and _shown(job, say, view):
         with notify.told_of(chain, stage, job, say):
             job.check()
         notify.finished(chain, stage, job, say)
@@ -167,7 +165,7 @@ def run(
         before(chain, [stage for stage in stages if not chain.known(stage)], say)
     if chain.target.queues:
         notify.ready(chain, stages, say)
-        _queue(chain, stages, done, say, on_line, view or View(), again=again, wait=wait)
+        _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
         if wait:
             notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
         return done
@@ -185,21 +183,23 @@ def run(
             say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
             job, skipped = _start(chain, plan, say, again=again), False
             with notify.told_of(chain, stage, job, say):
-                _follow(job, say, on_line, view or View())
+                _follow(job, say, on_line, view)
         seconds = time.monotonic() - started
         if not skipped:
             say(f"{heading}: done in {spell(seconds)}")
         where = chain.checkpoints if stage == "train" else job.output
         done.results.append(StageResult(stage, job, seconds, where, skipped))
     if not all(result.skipped for result in done.results):
+        from smtrain.reporting.publish import publish
+
         publish(chain.config.name, chain.target, chain.config.track, say)
         notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
     return done
 
 
 def _queue(
-    chain: Chain, stages: Sequence[Stage], done: Run, say: Say, on_line: Callable[[Line], None] | None, view: View, *,
-    again: bool, wait: bool,
+    chain: Chain, stages: Sequence[Stage], done: Run, say: Say, on_line: Callable[[Line], None] | None,
+    view: View | None, *, again: bool, wait: bool,
 ) -> None:  # fmt: skip
     """Submit all stages at once, and follow them one after the other where somebody waits."""
     for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
@@ -219,9 +219,16 @@ def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
     return submit(chain, plan, say, again=again)
 
 
-def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View) -> None:
+def _shown(job: Job, say: Say, view: View | None, **changed: Any) -> bool:
+    """Follow a job on the terminal; imported when there is one to follow, as rich is not needed to start it."""
+    from smtrain.follow.show import View, follow
+
+    return follow(job, replace(view or View(), **changed), say)
+
+
+def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View | None) -> None:
     if on_line is None:
-        if not follow(job, replace(view, keep=False), say):
+        if not _shown(job, say, view, keep=False):
             say("the same call goes on with this stage and those after it")
             raise Interrupted(f"interrupted: {job.name} goes on, and the same call comes back to it")
     else:
