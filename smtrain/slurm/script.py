@@ -72,6 +72,7 @@ def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
         f"--nodes={request['ResourceConfig']['InstanceCount']}",
         "--ntasks-per-node=1",
         "--exclusive",
+        "--mem=0",  # --exclusive gives a job all CPUs of its nodes, but only the partition's default of memory
         f"--time={minutes(request, cluster)}",
         f"--signal=B:USR1@{cluster.save_before}",
         "--requeue",

@@ -3,6 +3,7 @@
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=240
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
