@@ -422,13 +422,16 @@ def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
 def save_on_full_disk(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, full: int, behind: bool = False
 ) -> str:
-    """Save twice; the second time rank `full` can write no file of more than 1000 bytes."""
+    """Save twice; the second time rank `full` can write no shard, of 400 KB.
+
+    torch's file of ranks and addresses (3 KB) it can: one that is late still writes there, and dies where it cannot.
+    """
     e = engine(config, options)
     e.save(folder, 1, {})
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         if behind:
             e.begin_save(folder, 2, {})
