@@ -113,7 +113,7 @@ def test_an_object_that_cannot_be_fetched_is_an_error(
         download(Target("local"), [(uri, tmp_path)])
 
 
-def test_a_key_that_leads_out_is_refused(local_home: Path, tmp_path: Path) -> None:
+def test_a_key_that_leads_out_is_refused(uri: str, tmp_path: Path) -> None:
     target = Target("local")
     target.s3.put_object(Bucket="downloads", Key="bad/../../x", Body=b"x")
     with pytest.raises(JobError, match="points outside"):

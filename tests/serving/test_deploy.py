@@ -72,13 +72,15 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_a_type_that_holds
 
 @pytest.fixture
 def model(local_home: Path) -> Iterator[str]:
-    """An exported prefix on the plane; no endpoint is left behind."""
+    """An exported prefix on the plane; no endpoint is left behind, and no model of one that deleted itself."""
     target, key = Target("local"), "endpoints/model/"
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode())
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}model.safetensors", Body=b"x" * 1000)
     yield f"s3://smtrain-local/{key}"
     for endpoint in target.sagemaker.list_endpoints()["Endpoints"]:
         smtrain.undeploy(endpoint["EndpointName"], target="local", say=lambda _: None)
+    for left in target.sagemaker.list_models()["Models"]:
+        target.sagemaker.delete_model(ModelName=left["ModelName"])
 
 
 def endpoints() -> list[str]:
