@@ -7,6 +7,7 @@ was good for one evaluation would hold for all that its user does next.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -85,7 +86,8 @@ def no_repository() -> Iterator[None]:
 @contextlib.contextmanager
 def _told(values: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """With these attributes of libraries, (where, name, value) each, and with their own afterwards."""
-    before = [(where, name, getattr(where, name, None)) for where, name, _ in values]
+    # As they lie there: read as an attribute, a method that is made when it is read is another one each time.
+    before = [(where, name, inspect.getattr_static(where, name, None)) for where, name, _ in values]
     try:
         for where, name, value in values:
             setattr(where, name, value)
