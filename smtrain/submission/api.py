@@ -105,7 +105,7 @@ def launch(
     chain = Chain(config, target_of(config, target))
     plan = standing(chain, chain.plan(stage))
     if plan.done and not again:
-        say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) does it once more")
+        say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) repeats it")
         return plan.done
     if check and not plan.running:
         before(chain, [stage], say)
