@@ -17,6 +17,7 @@ from smtrain.model.layout import Layout
 Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
 """q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""
 
+_HELD = ".adapters."  # between a block and its linear's name, in the names of engine nxd's parameters
 _FILE = re.compile(r"(?:model/)?(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt|)")
 
 
@@ -70,3 +71,8 @@ def shard_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
         if match := _FILE.fullmatch(file):
             found[file.startswith("model/")][int(match[1]), int(match[2])] = file
     return found[True] or found[False]
+
+
+def factor_of(parameter: str) -> str | None:
+    """LoRA's name of a factor, `<module>.lora_A.weight`, of a parameter of engine nxd; None for one of the base."""
+    return f"{parameter.replace(_HELD, '.')}.weight" if _HELD in parameter else None

@@ -17,8 +17,8 @@ from neuronx_distributed.parallel_layers import parallel_state
 from smtrain.checkpoint.manifest import Manifest
 from smtrain.checkpoint.native import StateReader
 from smtrain.checkpoint.native_files import model_file, optimizer_file
+from smtrain.checkpoint.nxd_names import factor_of
 from smtrain.engine.loading import fill_from
-from smtrain.engine.nxd.lora import factor_of
 from smtrain.model.lora import AdapterShape, described
 
 if TYPE_CHECKING:

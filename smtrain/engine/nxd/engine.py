@@ -15,6 +15,7 @@ from torch import nn
 from torch_neuronx.utils import get_platform_target
 
 from smtrain.checkpoint import manifest
+from smtrain.checkpoint.nxd_names import factor_of
 from smtrain.checkpoint.pruning import Arrived, prune
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.contract.lineage import Lineage
@@ -27,7 +28,7 @@ from smtrain.engine.nxd.build import Build
 from smtrain.engine.nxd.library import Everyone
 from smtrain.engine.nxd.library_config import library_config
 from smtrain.engine.nxd.limits import refusals
-from smtrain.engine.nxd.lora import LinearAdapter, factor_of
+from smtrain.engine.nxd.lora import LinearAdapter
 from smtrain.engine.nxd.model import CausalLM, LlamaAttention
 from smtrain.engine.nxd.optimizer import ClippedAdamW, adapter_groups, groups
 from smtrain.engine.nxd.persist import SaveOptions

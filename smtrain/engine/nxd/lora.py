@@ -27,8 +27,6 @@ from smtrain.model.families import Role
 from smtrain.model.layout import Layout
 from smtrain.model.lora import A, AdapterShape, B
 
-_HELD = ".adapters."  # between a block and its linear's name, in the names of parameters
-
 
 class LinearAdapter(nn.Module):
     """A and B of one linear, or this rank's parts of them."""
@@ -81,11 +79,6 @@ class Adapters(nn.ModuleDict):
     def add(self, name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """`y`, what linear `name` makes of `x`, and what its adapter, if there is one, adds."""
         return self[name](x, y) if name in self else y
-
-
-def factor_of(parameter: str) -> str | None:
-    """The factor's own name, `<module>.lora_A.weight`, of a parameter of the model; None for one of the base."""
-    return f"{parameter.replace(_HELD, '.')}.weight" if _HELD in parameter else None
 
 
 def sum_over_copies(gradient: torch.Tensor) -> torch.Tensor:

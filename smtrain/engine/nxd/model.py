@@ -17,9 +17,10 @@ from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_en
 from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_rank
 from torch import nn
 
+from smtrain.checkpoint.nxd_names import factor_of
 from smtrain.engine.nxd.attention import CoreAttention
 from smtrain.engine.nxd.build import Build, HeadNorm
-from smtrain.engine.nxd.lora import factor_of, sum_over_copies
+from smtrain.engine.nxd.lora import sum_over_copies
 from smtrain.model.families import FAMILIES, ModelShape
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from smtrain.checkpoint.nxd_names import stored
-from smtrain.engine.nxd.lora import factor_of
+from smtrain.checkpoint.nxd_names import factor_of, stored
 from smtrain.model.families import FAMILIES
 from smtrain.model.layout import Layout
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from smtrain.checkpoint.nxd_names import stored
+from smtrain.checkpoint.nxd_names import factor_of, stored
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.engine.initial import RandomFactors, RandomWeights
-from smtrain.engine.nxd.lora import factor_of
 from smtrain.errors import CheckpointError
 from smtrain.model.layout import Layout
 
