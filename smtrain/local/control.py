@@ -9,6 +9,7 @@ from typing import Any
 from smtrain.aws.local_plane import CONTROL_PATH, Endpoint
 from smtrain.local import schedules, streams, synthetic
 from smtrain.local.executor import Executor
+from smtrain.local.jobs import JobRecord
 from smtrain.testing.faults import Faults
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
@@ -41,12 +42,25 @@ class Control:
     def connect(self, faults: Faults, executor: Executor, endpoint: Endpoint) -> None:
         """Name everything that can be switched."""
 
+        held: dict[str, synthetic.SyntheticRun] = {}
+
         def make(asked: dict[str, Any]) -> dict[str, Any]:
             request = synthetic.request_of(asked, endpoint.role, endpoint.bucket)
-            run = executor.submit(request, lambda job: synthetic.SyntheticRun(executor, job, asked))
-            if run is None:
+
+            def life(job: JobRecord) -> synthetic.SyntheticRun:
+                run = synthetic.SyntheticRun(executor, job, asked)
+                if asked.get("held"):
+                    held[job.name] = run
+                return run
+
+            job = executor.submit(request, life)
+            if job is None:
                 raise ValueError(f"a job named {asked['name']} exists already")
-            return {"name": run.name}
+            return {"name": job.name}
+
+        def release(asked: dict[str, Any]) -> dict[str, Any]:
+            held[asked["job"]].release()
+            return {}
 
         def grace(asked: dict[str, Any]) -> dict[str, Any]:
             executor.grace = float(asked["seconds"])
@@ -57,6 +71,7 @@ class Control:
                 "faults": faults.control,
                 "delivery": streams.control,
                 "synthetic": make,
+                "release": release,
                 "grace": grace,
                 "capacity": executor.capacity.control,
                 "spot": executor.capacity.control_spot,

@@ -23,16 +23,23 @@ class SyntheticRun(threading.Thread):
         self.lines, self.seconds = int(asked["lines"]), float(asked["seconds"])
         self.end, self.reason = asked["end"], asked["reason"]
         self.last_words: dict[str, list[str]] = asked["last_words"]
-        self.stopping = threading.Event()
+        self.stopping, self.released = threading.Event(), threading.Event()
+        if not asked.get("held"):
+            self.released.set()
         for status in ("Downloading", "Training"):
             job.move(status)
         self._write()
 
     def ask_to_stop(self) -> None:
         self.stopping.set()
+        self.released.set()
+
+    def release(self) -> None:
+        self.released.set()
 
     def run(self) -> None:
         self.stopping.wait(self.seconds)
+        self.released.wait()
         stopped = self.stopping.is_set()
         if not stopped:
             self.job.move("Uploading")

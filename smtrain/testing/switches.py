@@ -86,18 +86,23 @@ class Plane:
     def synthetic_job(
         self, *, hosts: int = 1, lines: int = 100, seconds: float = 0.0, name: str | None = None,
         instance_type: str = "ml.trn1.32xlarge", end: str = "Completed", reason: str | None = None,
-        last_words: Mapping[str, Sequence[str]] | None = None,
+        last_words: Mapping[str, Sequence[str]] | None = None, held: bool = False,
     ) -> SyntheticJob:  # fmt: skip
         """Make a job without processes, each of whose hosts writes `lines` lines evenly over `seconds`.
 
         It ends as `end` (Completed or Failed, the latter with `reason`); `last_words` are further lines by host.
+        With `held` it goes on after them until it is stopped or `release`d.
         """
         words = {host: list(said) for host, said in (last_words or {}).items()}
         told = self.call(
             "synthetic", name=name or f"synthetic-{time.time_ns()}", hosts=hosts, lines=lines, seconds=seconds,
-            instance_type=instance_type, end=end, reason=reason, last_words=words,
+            instance_type=instance_type, end=end, reason=reason, last_words=words, held=held,
         )  # fmt: skip
         return SyntheticJob(told["name"], hosts, lines, words)
+
+    def release(self, job: SyntheticJob) -> None:
+        """Let a held job end."""
+        self.call("release", job=job.name)
 
     def grace(self, seconds: float) -> None:
         """Seconds between SIGTERM and SIGKILL, 120 on AWS."""

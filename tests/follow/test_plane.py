@@ -88,7 +88,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) -> None:
-    job = calm.synthetic_job(hosts=3, lines=400, seconds=20.0)  # also a slow machine has read 40 lines by then
+    job = calm.synthetic_job(hosts=3, lines=400, seconds=2.0, held=True)
     with subprocess.Popen(
         command("logs", job.name, "-f", "--plain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -104,6 +104,7 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
     assert f"left {job.name} running" in rest
     assert f"smtrain logs {job.name} --follow --resume --target local" in rest
     assert smtrain.Job(job.name).status == "InProgress"
+    calm.release(job)
     done = subprocess.run(
         command("logs", job.name, "-f", "--resume", "--plain"), capture_output=True, text=True, check=True, timeout=120
     )
@@ -259,14 +260,19 @@ def test_the_log_as_it_is_by_tail_since_grep_and_host(calm: Plane) -> None:
 
 
 def test_summaries_in_place_of_lines(calm: Plane) -> None:
-    job = calm.synthetic_job(hosts=2, lines=100, seconds=10.0)  # also a slow machine looks at it while it runs
-    done = subprocess.run(
-        command("logs", job.name, "-f", "--no-lines", "--every", "1s"), capture_output=True, text=True, check=True
-    )
-    told = [line for line in done.stdout.splitlines() if "InProgress (Training)" in line]
-    assert told
-    assert all(line.startswith(f"-- {job.name}: ") for line in done.stdout.splitlines())
-    assert "step 10 of 10" in done.stdout.splitlines()[-1]
+    job = calm.synthetic_job(hosts=2, lines=100, held=True)
+    summaries = command("logs", job.name, "-f", "--no-lines", "--every", "1s")
+    with subprocess.Popen(summaries, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        told = []
+        for line in process.stdout:
+            told.append(line)
+            if "InProgress (Training)" in line:
+                calm.release(job)
+    assert process.returncode == 0
+    assert any("InProgress (Training)" in line for line in told)
+    assert all(line.startswith(f"-- {job.name}: ") for line in told)
+    assert "step 10 of 10" in told[-1]
 
 
 def test_digest_is_sha256() -> None:

@@ -24,6 +24,12 @@ def run(*arguments: str) -> dict[str, Any]:
     return found
 
 
+def test_the_optimizer_needs_none_of_the_library() -> None:
+    """So its graph is measured with torch_xla alone, and this is seen where neither is."""
+    code = "import sys; sys.modules['neuronx_distributed'] = None; import smtrain.engine.nxd.optimizer"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
 @pytest.mark.xla
 def test_the_optimizers_graph_is_the_same_at_every_step() -> None:
     found = run("optimizer")
