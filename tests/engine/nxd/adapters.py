@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from smtrain.checkpoint.nxd_names import factor_of
 from smtrain.engine.base import ParallelOptions
 from smtrain.errors import SmtrainError
 from smtrain.model.lora import Lora
@@ -46,8 +47,6 @@ def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter:
     import torch
 
     e = engine(config, options, adapter)
-    from smtrain.engine.nxd.lora import factor_of  # once the library can be imported
-
     base = {name: p for name, p in e.named() if factor_of(name) is None}
     factors = [p for name, p in e.named() if factor_of(name) is not None]
     before = {name: p.detach().clone() for name, p in base.items()}
