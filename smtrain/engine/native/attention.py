@@ -1,31 +1,26 @@
 """What the layers of a stage are told of a batch beside its hidden states: positions, rotary embeddings and masks.
 
-The masks of whole rows are transformers' own. Those of packed rows are made here, block-diagonal, so that samples do
-not see each other: transformers reads a number of each micro-batch's positions first, for which a device would wait.
+Masks are made here: transformers' functions for them change their arguments from release to release, and read a number
+of each micro-batch's positions first, for which a device would wait. A row that is one sample needs none, which SDPA
+takes for causal, but in layers with a shorter window; packed rows have block-diagonal ones, so that samples do not see
+each other.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 
 class AttentionContext:
     """Makes the context of micro-batches; that of whole rows is kept, since one shape follows another all run long."""
 
     def __init__(
-        self,
-        config: Any,
-        rotary: nn.Module | None,
-        windows: tuple[int | None, ...],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, rotary: nn.Module | None, windows: tuple[int | None, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._config, self._rotary, self._windows, self._dtype, self._device = config, rotary, windows, dtype, device
+        self._rotary, self._windows, self._dtype, self._device = rotary, windows, dtype, device
         self._kept: tuple[tuple[int, int], Any] | None = None
 
     def __call__(self, batch: int, length: int, segments: torch.Tensor | None) -> tuple[torch.Tensor, Any, list[Any]]:
@@ -45,7 +40,7 @@ class AttentionContext:
     @torch.no_grad()
     def _make(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
         like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
-        return positions, self._turns(like, positions), self._masks(like, positions)
+        return positions, self._turns(like, positions), self._masks(positions.shape[1])
 
     def _turns(self, like: torch.Tensor, positions: torch.Tensor) -> Any:
         return None if self._rotary is None else self._rotary(like, position_ids=positions)
@@ -56,28 +51,21 @@ class AttentionContext:
         positions = positions_within(segments)
         like = torch.empty(batch, length, 1, dtype=self._dtype, device=self._device)
         number = (positions == 0).cumsum(-1)
-        index = torch.arange(length, device=self._device)
-        back = index[:, None] - index  # how far a key lies behind a query
+        back = self._back(length)
         within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
         masks = {window: within if window is None else within & (back < window) for window in set(self._windows)}
         return positions, self._turns(like, positions), [masks[window] for window in self._windows]
 
-    def _masks(self, like: torch.Tensor, positions: torch.Tensor) -> list[Any]:
-        known = inspect.signature(create_causal_mask).parameters
-        wanted = {
-            "config": self._config,
-            "inputs_embeds": like,
-            "input_embeds": like,  # its name in transformers 4
-            "attention_mask": None,
-            "cache_position": torch.arange(like.shape[1], device=self._device),
-            "past_key_values": None,
-            "position_ids": positions,
-        }
-        kwargs: Any = {k: v for k, v in wanted.items() if k in known}
-        full, length = create_causal_mask(**kwargs), like.shape[1]
-        cuts = [window is not None and length > window for window in self._windows]
-        sliding = create_sliding_window_causal_mask(**kwargs) if any(cuts) else full
-        return [sliding if cut else full for cut in cuts]
+    def _masks(self, length: int) -> list[torch.Tensor | None]:
+        cuts = [window if window is not None and length > window else None for window in self._windows]
+        back = self._back(length)
+        masks = {cut: None if cut is None else ((back >= 0) & (back < cut))[None, None] for cut in set(cuts)}
+        return [masks[cut] for cut in cuts]
+
+    def _back(self, length: int) -> torch.Tensor:
+        """[S, S]: how far a key lies behind a query."""
+        index = torch.arange(length, device=self._device)
+        return index[:, None] - index
 
 
 def packed(segments: torch.Tensor | None) -> torch.Tensor | None:

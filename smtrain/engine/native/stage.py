@@ -77,7 +77,7 @@ class Stage(nn.Module):
         self.before_layer: Callable[[int], None] = lambda layer: None  # the last one is what comes behind the layers
         attention = FAMILIES[layout.shape.family].attention
         self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
-        self.context = AttentionContext(self.config, self.rotary, self.described.windows, self.dtype, mesh.device)
+        self.context = AttentionContext(self.rotary, self.described.windows, self.dtype, mesh.device)
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(file name, local parameter) of what this rank holds; a tied matrix held twice by one stage comes once."""
