@@ -162,7 +162,7 @@ def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter:
     e = engine(config, options, adapter)
     before = e.stage.flat.clone()
     steps(e, 0, 2)
-    state = (e.optimizer.grad, e.optimizer.master, e.optimizer.exp_avg, e.optimizer.exp_avg_sq)
+    state = (e.optimizer.gradients.flat, e.optimizer.master, e.optimizer.exp_avg, e.optimizer.exp_avg_sq)
     return {
         "unchanged": torch.equal(before, e.stage.flat),
         "gradients": [name for name, p in e.stage.own() if p.grad is not None or p.requires_grad],

@@ -164,7 +164,8 @@ def overflowing(e: NativeEngine) -> Iterator[None]:
         spoilt.view(-1)[0] = math.inf
         return spoilt
 
-    hook = next(iter(e.stage.trained.parameters.values())).register_hook(spoil)
+    accumulated = next(p for name, p in e.stage.trained.parameters.items() if name not in e.stage.linears)
+    hook = accumulated.register_hook(spoil)
     try:
         yield
     finally:

@@ -18,9 +18,9 @@ def sums_alike(rank: int, config: dict[str, Any], options: ParallelOptions) -> b
     e = cases.engine(config, options)
     optimizer = e.optimizer
     torch.manual_seed(rank)
-    optimizer.grad.normal_()
+    optimizer.gradients.flat.normal_()
     expected = torch.empty(optimizer.shard)
-    scatter_sum_into(expected, optimizer.grad.clone(), group=e.mesh.dp_group)
+    scatter_sum_into(expected, optimizer.gradients.flat.clone(), group=e.mesh.dp_group)
     optimizer.sums.finish()
     return torch.equal(optimizer.sums.own, expected)
 

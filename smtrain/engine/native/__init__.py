@@ -2,7 +2,9 @@
 
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
-parameters  the flat buffer that the optimizer updates, linears whose columns are cut
+parameters  the flat buffer that the optimizer updates
+linears    those whose columns are cut, and where the gradients of weights go
+gradients  the flat buffer that a step's are summed in
 layers     compiled or not, kept or computed again
 lora       the adapters of a stage
 pipeline   1F1B over the stages

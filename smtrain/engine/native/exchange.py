@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from smtrain.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
+from smtrain.engine.native.gradients import Gradients
 from smtrain.engine.native.parameters import Trained
 from smtrain.engine.parts import part
 from smtrain.model.layout import FlatTable
@@ -49,8 +49,9 @@ class GradientSums:
     one, which hides them behind the backward pass.
     """
 
-    def __init__(self, mesh: ProcessMesh, trained: Trained, grad: torch.Tensor, late: Collection[str]) -> None:
+    def __init__(self, mesh: ProcessMesh, table: FlatTable, gradients: Gradients, late: Collection[str]) -> None:
         """`late` parameters have more to be done to their gradients after the backward pass, before `finish`."""
+        grad = gradients.flat
         self._mesh, self._grad = mesh, grad
         self._ranks = dist.get_process_group_ranks(mesh.dp_group)
         self._backend = dist.get_backend(mesh.dp_group)
@@ -61,13 +62,12 @@ class GradientSums:
         self._missing: list[int] | None = None
         self._works: list[Any] = []
         if mesh.dp > 1 and (self._backend == "nccl" or (self._backend == "gloo" and mesh.dp == 2)):
-            self._watch(trained, shard, late)
+            self._watch(table, gradients, shard, late)
         elif mesh.dp > 1 and self._backend != "gloo":
             self.own = torch.empty_like(self.own)
 
-    def _watch(self, trained: Trained, shard: int, late: Collection[str]) -> None:
-        """Have each parameter tell when its gradient is there; spans go in the order of the backward pass."""
-        table = trained.table
+    def _watch(self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]) -> None:
+        """Be told when each parameter's gradient is there; spans go in the order of the backward pass."""
         entries = [(name, at, at + size) for name, at, size in table.entries]
 
         def order(span: Span) -> tuple[bool, bool, int]:
@@ -81,10 +81,10 @@ class GradientSums:
             for i in touched:
                 self._of_span[i] += 1
             if name not in late:
-                trained.parameters[name].register_post_accumulate_grad_hook(self._ready(touched))  # type: ignore[no-untyped-call]
+                gradients.when_added(name, self._ready(touched))
 
-    def _ready(self, touched: list[int]) -> Callable[[nn.Parameter], None]:
-        def ready(_: nn.Parameter) -> None:
+    def _ready(self, touched: list[int]) -> Callable[[], None]:
+        def ready() -> None:
             if self._missing is not None:
                 for i in touched:
                     self._missing[i] -= 1

@@ -1,17 +1,13 @@
-"""Where a rank's parameters lie: one flat buffer of what the optimizer updates, and linears whose columns are cut."""
+"""Where a rank's parameters lie: one flat buffer of what the optimizer updates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from smtrain.engine.native.comm import ProcessMesh
-from smtrain.engine.native.lora import Factors
 from smtrain.model.layout import FlatTable, Layout
 
 
@@ -38,20 +34,3 @@ def flat_parameters(
         for name, at, size in table.entries
     }
     return flat, made
-
-
-class RowParallel(nn.Module):
-    """A linear whose columns are cut: the ranks' products are summed, then the bias is added once.
-
-    `turned`: its weight has the inputs first, as transformers' Conv1D.
-    """
-
-    def __init__(self, linear: Any, leave: Callable[[torch.Tensor], torch.Tensor], turned: bool = False) -> None:
-        super().__init__()
-        self.weight, self.bias, self._leave, self._turned = linear.weight, linear.bias, leave, turned
-        self.factors: Factors | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.linear(x, self.weight.t() if self._turned else self.weight)
-        y = self._leave(y if self.factors is None else self.factors(x, y))
-        return y if self.bias is None else y + self.bias

@@ -26,8 +26,9 @@ from smtrain.engine.native import comm
 from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.layers import Layers
+from smtrain.engine.native.linears import Linear, RowParallel
 from smtrain.engine.native.lora import Dropout, Factors, attach
-from smtrain.engine.native.parameters import RowParallel, Trained, flat_parameters
+from smtrain.engine.native.parameters import Trained, flat_parameters
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES
 from smtrain.model.hf_config import normalise
@@ -74,6 +75,10 @@ class Stage(nn.Module):
         if lora is not None:
             self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
             self._adapt(lora)
+        self.linears: dict[str, Linear | RowParallel] = {}
+        """By name of their weights, those that can write its gradient where they are told to (`sink`)."""
+        if lora is None and not options.compile:  # a compiler sees no gradient that a function keeps
+            self._find_linears()
         self.before_layer: Callable[[int], None] = lambda layer: None  # the last one is what comes behind the layers
         attention = FAMILIES[layout.shape.family].attention
         self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
@@ -83,11 +88,6 @@ class Stage(nn.Module):
         """(file name, local parameter) of what this rank holds; a tied matrix held twice by one stage comes once."""
         for name, parameter in self.model.named_parameters():
             yield self.layout.shape.file_name(name), parameter
-
-    @property
-    def head_weight(self) -> torch.Tensor:
-        weight: torch.Tensor = self.model.get_output_embeddings().weight
-        return weight
 
     # Building
 
@@ -166,6 +166,15 @@ class Stage(nn.Module):
                 setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave, turned))
             elif turned:
                 module.nf = module.weight.shape[1]
+
+    def _find_linears(self) -> None:
+        for name, module in list(self.model.named_modules()):
+            if type(module) is nn.Linear and (self.embed is None or module.weight is not self.embed.weight):
+                parent, _, leaf = name.rpartition(".")
+                module = Linear(module)
+                setattr(self.model.get_submodule(parent), leaf, module)
+            if isinstance(module, Linear | RowParallel) and not getattr(module, "turned", False):
+                self.linears[self.layout.shape.file_name(f"{name}.weight")] = module
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Whole activations for a tensor-parallel region."""
@@ -279,7 +288,8 @@ class Stage(nn.Module):
 
     def local_logits(self, h: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, ceil(V / tp)], the padding of the vocabulary included."""
-        return F.linear(self._enter(h) if self.mesh.tp > 1 else h, self.head_weight)
+        logits: torch.Tensor = self.model.get_output_embeddings()(self._enter(h) if self.mesh.tp > 1 else h)
+        return logits
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         assert self.embed is not None

@@ -16,6 +16,7 @@ from torch import nn
 from smtrain.engine.base import OptimizerOptions
 from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.exchange import GradientSums, WeightShares
+from smtrain.engine.native.gradients import Gradients
 from smtrain.engine.native.scaling import LossScale
 from smtrain.engine.native.stage import Stage
 from smtrain.engine.parts import part
@@ -37,15 +38,14 @@ class Zero1AdamW:
         self.table, self.flat = trained.table, trained.flat
         self.shard = len(self.flat) // mesh.dp
         self.start = mesh.dp_rank * self.shard
-        self.grad = torch.zeros(len(self.flat), dtype=torch.float32, device=mesh.device)
+        self.gradients = Gradients(stage, mesh.device)
         self._summed_over_tp: list[torch.Tensor] = []
         self._summed_over_copies: list[torch.Tensor] = []
         self._tied: torch.Tensor | None = None
         self._weights: list[tuple[int, int, float]] = []
         layout, late = trained.layout, set[str]()
         for name, at, size in self.table.entries:
-            parameter, cut = trained.parameters[name], layout.shard(name, mesh.tp_rank)
-            grad = self._gradient_view(parameter, at, size)
+            grad, cut = self.gradients.of[name], layout.shard(name, mesh.tp_rank)
             weight = 1.0 / cut.copies  # each number of the model counts once in the norm
             if cut.dim is None and (cut.partial or stage.sequence_parallel):
                 self._summed_over_tp.append(grad)
@@ -66,7 +66,7 @@ class Zero1AdamW:
         own = self.part(self.flat)
         self.master = own if own.dtype == torch.float32 else own.float()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self.sums = GradientSums(mesh, trained, self.grad, late)
+        self.sums = GradientSums(mesh, trained.table, self.gradients, late)
         self._grad_part = self.sums.own
         self.shares = WeightShares(mesh, trained, *_needed_by(stage))
         stage.before_layer = self.shares.before
@@ -75,20 +75,6 @@ class Zero1AdamW:
     def part(self, flat: torch.Tensor) -> torch.Tensor:
         """This data-parallel rank's part of a flat buffer."""
         return flat[self.start : self.start + self.shard]
-
-    def _gradient_view(self, parameter: nn.Parameter, at: int, size: int) -> torch.Tensor:
-        """Have a parameter's gradients summed into its part of the flat fp32 buffer; gives that part."""
-        grad = self.grad[at : at + size].view_as(parameter)
-        if parameter.dtype == torch.float32:
-            parameter.grad = grad
-        else:
-
-            def accumulate(p: torch.Tensor) -> None:
-                grad.add_(p.grad)  # type: ignore[arg-type]
-                p.grad = None
-
-            parameter.register_post_accumulate_grad_hook(accumulate)  # type: ignore[no-untyped-call]
-        return grad
 
     def _make_adamw(self) -> torch.optim.AdamW:
         cut = min(max(self.table.decayed - self.start, 0), self.shard)
@@ -119,6 +105,7 @@ class Zero1AdamW:
     @torch.no_grad()
     def step(self, lr: float) -> torch.Tensor:
         """Sum gradients, clip, update, and share the new parameters; gives the norm before clipping."""
+        self.gradients.complete()
         with part("tensor parallel"):
             _all_reduce(self._summed_over_tp, self.mesh.tp_group)
             _all_reduce(self._summed_over_copies, self._copies_group)
@@ -141,7 +128,7 @@ class Zero1AdamW:
             group["lr"] = lr
         self._adamw.step()
         self._publish()
-        self.grad.zero_()
+        self.gradients.begin()
         return norm
 
     @torch.no_grad()

@@ -1,0 +1,45 @@
+"""Gradients that linears write where they belong are those that torch accumulates, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine import gradients
+from tests.engine.cases import CONFIGS, mesh
+from tests.engine.world import World
+
+# Of the 4 layers' linears (and the head, where it is not the embedding) how many there are.
+ALONE = {
+    ("llama", "111 m8"): 29,
+    ("llama-kv4", "111 m2 bf16"): 29,
+    ("llama-tied-509", "111 full"): 28,
+    ("qwen2", "111 m2 selective"): 28,
+    ("gpt_neox", "111 fp16 m2"): 17,
+    ("gpt2", "111"): 0,
+    ("gpt2-509", "111"): 1,
+}
+CUT = [
+    ("llama", "221 sp m2"),
+    ("llama-tied-509", "122 m1 bf16"),
+    ("qwen2-window", "212 sp full"),
+    ("gpt2-509", "411 sp"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ALONE)
+def test_in_one_process(name: str, text: str, solo: World) -> None:
+    assert solo.run(gradients.both, CONFIGS[name], mesh(text), 4) == [(ALONE[name, text], True, True)]
+
+
+@pytest.mark.parametrize(("name", "text"), CUT)
+def test_on_meshes(name: str, text: str, four: World) -> None:
+    for linears, numbers, state in four.run(gradients.both, CONFIGS[name], mesh(text), 4):
+        assert linears
+        assert numbers
+        assert state
+
+
+def test_what_no_backward_pass_came_to_is_zero(solo: World) -> None:
+    ((norm, none),) = solo.run(gradients.step_without_backward, CONFIGS["llama"])
+    assert norm > 0
+    assert none == 0
