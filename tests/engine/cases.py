@@ -164,7 +164,7 @@ def overflowing(e: NativeEngine) -> Iterator[None]:
         spoilt.view(-1)[0] = math.inf
         return spoilt
 
-    accumulated = next(p for name, p in e.stage.trained.parameters.items() if name not in e.stage.linears)
+    accumulated = next(p for name, p in e.stage.trained.parameters.items() if name not in e.stage.writing)
     hook = accumulated.register_hook(spoil)
     try:
         yield

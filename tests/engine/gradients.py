@@ -11,13 +11,13 @@ from tests.engine import cases
 
 
 def both(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> tuple[int, bool, bool]:
-    """How many linears write their gradients themselves, and whether numbers and all state are those of torch."""
+    """How many modules write their gradients themselves, and whether numbers and all state are those of torch."""
     mine = cases.engine(config, options)
-    with patch.object(Stage, "_find_linears", lambda stage: None):
+    with patch.object(Stage, "_find_writing", lambda stage: None):
         theirs = cases.engine(config, options)
-    assert not theirs.stage.linears
+    assert not theirs.stage.writing
     alike = cases.steps(mine, 0, count) == cases.steps(theirs, 0, count)
-    return len(mine.stage.linears), alike, cases.held(mine) == cases.held(theirs)
+    return len(mine.stage.writing), alike, cases.held(mine) == cases.held(theirs)
 
 
 def step_without_backward(rank: int, config: dict[str, Any]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Gradients that linears write where they belong are those that torch accumulates, bit for bit."""
+"""Gradients that modules write where they belong are those that torch accumulates, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tests.engine import gradients
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import World
 
-# Of the 4 layers' linears (and the head, where it is not the embedding) how many there are.
+# How many there are: the 4 layers' linears and, where they are two, head and embedding.
 ALONE = {
-    ("llama", "111 m8"): 29,
-    ("llama-kv4", "111 m2 bf16"): 29,
+    ("llama", "111 m8"): 30,
+    ("llama-kv4", "111 m2 bf16"): 30,
     ("llama-tied-509", "111 full"): 28,
     ("qwen2", "111 m2 selective"): 28,
-    ("gpt_neox", "111 fp16 m2"): 17,
+    ("gpt_neox", "111 fp16 m2"): 18,
     ("gpt2", "111"): 0,
-    ("gpt2-509", "111"): 1,
+    ("gpt2-509", "111"): 2,
 }
 CUT = [
     ("llama", "221 sp m2"),
@@ -31,10 +31,15 @@ def test_in_one_process(name: str, text: str, solo: World) -> None:
     assert solo.run(gradients.both, CONFIGS[name], mesh(text), 4) == [(ALONE[name, text], True, True)]
 
 
+def test_a_padding_row_stays_as_it_is(solo: World) -> None:
+    padded = {**CONFIGS["llama"], "pad_token_id": 3}
+    assert solo.run(gradients.both, padded, mesh("111 m4"), 4) == [(30, True, True)]
+
+
 @pytest.mark.parametrize(("name", "text"), CUT)
 def test_on_meshes(name: str, text: str, four: World) -> None:
-    for linears, numbers, state in four.run(gradients.both, CONFIGS[name], mesh(text), 4):
-        assert linears
+    for modules, numbers, state in four.run(gradients.both, CONFIGS[name], mesh(text), 4):
+        assert modules
         assert numbers
         assert state
 

@@ -3,7 +3,7 @@
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
 parameters  the flat buffer that the optimizer updates
-linears    those whose columns are cut, and where the gradients of weights go
+linears    those whose columns are cut; where the gradients of linears and embeddings go
 gradients  the flat buffer that a step's are summed in
 layers     compiled or not, kept or computed again
 lora       the adapters of a stage

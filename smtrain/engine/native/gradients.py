@@ -1,7 +1,7 @@
 """Where the gradients of a step are summed over its micro-batches: one flat fp32 buffer.
 
-Linears write the first product of a step straight into it and add the later ones. What torch accumulates itself
-(embeddings, norms, biases, adapters) is added to zeros.
+Linears and embeddings write the first product of a step straight into it and add the later ones. What torch accumulates
+itself (norms, biases, tied and cut embeddings, adapters) is added to zeros.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Gradients:
         self.of: dict[str, torch.Tensor] = {}
         """By name of a parameter; views of `flat`."""
         self._parameters = trained.parameters
-        self._linears = stage.linears
+        self._writing = stage.writing
         self._written: set[str] = set()
         self._then: dict[str, Callable[[], None]] = {}
         self._zeroed: list[tuple[int, int]] = []
         for name, at, size in trained.table.entries:
             parameter = trained.parameters[name]
             view = self.of[name] = self.flat[at : at + size].view_as(parameter)
-            if name in self._linears:
-                self._linears[name].sink = self._sink(name, view)
+            if name in self._writing:
+                self._writing[name].sink = self._sink(name, view)
                 continue
             start = self._zeroed.pop()[0] if self._zeroed and self._zeroed[-1][1] == at else at
             self._zeroed.append((start, at + size))
@@ -40,14 +40,14 @@ class Gradients:
 
     def when_added(self, name: str, then: Callable[[], None]) -> None:
         """Call `then` whenever a micro-batch's gradient of a parameter has been added."""
-        if name in self._linears:
+        if name in self._writing:
             self._then[name] = then
         else:
             self._parameters[name].register_post_accumulate_grad_hook(lambda _: then())  # type: ignore[no-untyped-call]
 
     def complete(self) -> None:
         """After the last backward pass: what it never came to is 0."""
-        for name in self._linears.keys() - self._written:
+        for name in self._writing.keys() - self._written:
             self.of[name].zero_()
 
     def begin(self) -> None:
@@ -57,13 +57,13 @@ class Gradients:
             self.flat[start:stop].zero_()
 
     def _sink(self, name: str, view: torch.Tensor) -> Sink:
-        def add(left: torch.Tensor, right: torch.Tensor) -> None:
+        def add(gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
             if name in self._written:
-                view.add_(left.mm(right))
-            elif left.dtype == view.dtype:
-                torch.mm(left, right, out=view)
+                view.add_(gradient(None))
+            elif self._parameters[name].dtype == view.dtype:
+                gradient(view)
             else:
-                view.copy_(left.mm(right))
+                view.copy_(gradient(None))
             self._written.add(name)
             if name in self._then:
                 self._then[name]()

@@ -26,7 +26,7 @@ from smtrain.engine.native import comm
 from smtrain.engine.native.attention import AttentionContext
 from smtrain.engine.native.comm import ProcessMesh
 from smtrain.engine.native.layers import Layers
-from smtrain.engine.native.linears import Linear, RowParallel
+from smtrain.engine.native.linears import Embedding, Linear, RowParallel
 from smtrain.engine.native.lora import Dropout, Factors, attach
 from smtrain.engine.native.parameters import Trained, flat_parameters
 from smtrain.errors import CheckpointError
@@ -75,10 +75,10 @@ class Stage(nn.Module):
         if lora is not None:
             self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
             self._adapt(lora)
-        self.linears: dict[str, Linear | RowParallel] = {}
-        """By name of their weights, those that can write its gradient where they are told to (`sink`)."""
+        self.writing: dict[str, Linear | RowParallel | Embedding] = {}
+        """By name of their weights, the modules that can write its gradient where they are told to (`sink`)."""
         if lora is None and not options.compile:  # a compiler sees no gradient that a function keeps
-            self._find_linears()
+            self._find_writing()
         self.before_layer: Callable[[int], None] = lambda layer: None  # the last one is what comes behind the layers
         attention = FAMILIES[layout.shape.family].attention
         self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
@@ -108,7 +108,7 @@ class Stage(nn.Module):
         if not self.last:
             setattr(base, family.norm, None)
             self.model.set_output_embeddings(None)
-        self.embed: nn.Embedding | None = getattr(base, family.embed)
+        self.embed: nn.Embedding | Embedding | None = getattr(base, family.embed)
         self.norm: nn.Module | None = getattr(base, family.norm)
         self.rotary: nn.Module | None = base.rotary_emb if self.described.rope is not None else None
         self.positions: nn.Embedding | None = getattr(base, family.positions) if family.positions else None
@@ -167,14 +167,21 @@ class Stage(nn.Module):
             elif turned:
                 module.nf = module.weight.shape[1]
 
-    def _find_linears(self) -> None:
+    def _find_writing(self) -> None:
+        """Put modules of ours in the place of those whose weights are used once."""
+        shared = self.last and self.embed is not None and self.model.get_output_embeddings().weight is self.embed.weight
         for name, module in list(self.model.named_modules()):
-            if type(module) is nn.Linear and (self.embed is None or module.weight is not self.embed.weight):
+            ours: Any = None
+            if isinstance(module, nn.Embedding) and module is self.embed and not shared and self.mesh.tp == 1:
+                self.embed = ours = Embedding(module)
+            elif type(module) is nn.Linear and not (shared and module is self.model.get_output_embeddings()):
+                ours = Linear(module)
+            elif isinstance(module, RowParallel) and not module.turned:
+                ours = module
+            if ours is not None:
                 parent, _, leaf = name.rpartition(".")
-                module = Linear(module)
-                setattr(self.model.get_submodule(parent), leaf, module)
-            if isinstance(module, Linear | RowParallel) and not getattr(module, "turned", False):
-                self.linears[self.layout.shape.file_name(f"{name}.weight")] = module
+                setattr(self.model.get_submodule(parent), leaf, ours)
+                self.writing[self.layout.shape.file_name(f"{name}.weight")] = ours
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Whole activations for a tensor-parallel region."""
