@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import environ
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from smtrain.config import JobConfig
 from smtrain.config.machine import MachineEntry, MachineName
+from smtrain.config.sentences import key_of, sentence_of
 from smtrain.config.yaml_file import parse
 from smtrain.errors import ConfigError
 from smtrain.planner.cost import Price
@@ -46,9 +48,13 @@ def read(path: Path) -> dict[str, MachineEntry]:
     try:
         return _FORM.validate_python(found)
     except ValidationError as error:
-        one = error.errors()[0]
-        key = ".".join(str(part) for part in one["loc"] if part != "[key]") or "its content"
-        raise ConfigError([f"{path}: {key}: {one['msg'][0].lower()}{one['msg'][1:]}; {_HINT}"]) from None
+        raise ConfigError([f"{path}: {_told(detail)}; {_HINT}" for detail in error.errors()]) from None
+
+
+def _told(detail: Any) -> str:
+    """What pydantic found in a file of machines, as it is said of a config's."""
+    keys = ["machines", *key_of(detail)[0]]
+    return sentence_of(JobConfig, ".".join(keys), detail)
 
 
 def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Machine:

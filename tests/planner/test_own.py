@@ -94,6 +94,24 @@ def test_nonsense_is_one_sentence(machines: dict[str, Any], told: str) -> None:
     assert caught.value.faults[0].startswith(told)
 
 
+def test_a_files_faults_are_told_at_once_and_as_those_of_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("machines:\n  box: {devices: -2, memory_gib: .nan, tflops: lots, tflop: 3, host_memory_gib: 64}\n")
+    with pytest.raises(ConfigError) as caught:
+        smtrain.plan(raw(), machines=[("box", 1)], machine_file=file)
+    told = [fault.removeprefix(f"{file}: ") for fault in caught.value.faults]
+    assert [fault.partition(";")[0] for fault in told] == [
+        "machines.box.devices: got -2",
+        "machines.box.memory_gib: got nan",
+        "machines.box.tflops: got 'lots'",
+        "machines.box.tflop: unknown key",
+    ]
+    assert all(fault.endswith("docs/gpus.md shows the form") for fault in told)
+    file.write_text("- box\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: machines: got \['box'\]; it is a section"):
+        smtrain.plan(raw(), machines=[("box", 1)], machine_file=file)
+
+
 def test_a_name_that_nobody_described_is_told_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"bax is neither an instance type .* nor one of your own \(known: box\)"):
         smtrain.plan(raw(box=BOX), machines=[("bax", 1)])
