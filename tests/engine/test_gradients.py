@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from smtrain.engine.native.gradients import Gradients
+from smtrain.model.layout import FlatTable
 from tests.engine import gradients
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import World
@@ -48,3 +54,17 @@ def test_what_no_backward_pass_came_to_is_zero(solo: World) -> None:
     ((norm, none),) = solo.run(gradients.step_without_backward, CONFIGS["llama"])
     assert norm > 0
     assert none == 0
+
+
+def test_nothing_of_a_step_is_left_to_the_next() -> None:
+    """Not behind the last parameter either, where the data-parallel ranks' equal parts reach further."""
+    sizes = {"written": 6, "accumulated": 4, "last": 3}
+    parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+    table = FlatTable((("written", 0, 6), ("accumulated", 6, 4), ("last", 10, 3)), 10, 13)
+    trained = SimpleNamespace(table=table, flat=torch.zeros(16), parameters=parameters)
+    stage: Any = SimpleNamespace(trained=trained, writing={"written": SimpleNamespace(sink=None)})
+    gradients = Gradients(stage, torch.device("cpu"))
+    gradients.flat.fill_(float("nan"))
+    gradients.begin()
+    gradients.complete()
+    assert not gradients.flat.any()

@@ -28,15 +28,18 @@ class Gradients:
         self._written: set[str] = set()
         self._then: dict[str, Callable[[], None]] = {}
         self._zeroed: list[tuple[int, int]] = []
+        """All that no module writes, also behind the last parameter: a step that overflows leaves NaN there."""
+        written = 0
         for name, at, size in trained.table.entries:
             parameter = trained.parameters[name]
             view = self.of[name] = self.flat[at : at + size].view_as(parameter)
             if name in self._writing:
                 self._writing[name].sink = self._sink(name, view)
-                continue
-            start = self._zeroed.pop()[0] if self._zeroed and self._zeroed[-1][1] == at else at
-            self._zeroed.append((start, at + size))
-            _accumulate(parameter, view)
+                self._zeroed.append((written, at))
+                written = at + size
+            else:
+                _accumulate(parameter, view)
+        self._zeroed = [span for span in (*self._zeroed, (written, len(self.flat))) if span[0] < span[1]]
 
     def when_added(self, name: str, then: Callable[[], None]) -> None:
         """Call `then` whenever a micro-batch's gradient of a parameter has been added."""
