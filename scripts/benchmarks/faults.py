@@ -74,7 +74,7 @@ def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str
         report = Path(folder) / "report.xml"
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", f"--junitxml={report}",
-             "-o", "junit_family=xunit2", *tests],
+             *tests],
             cwd=ROOT, env=environment, check=False, stdout=sys.stderr,
         )  # fmt: skip
         return read(report)
