@@ -48,13 +48,14 @@ def read(path: Path) -> dict[str, MachineEntry]:
     try:
         return _FORM.validate_python(found)
     except ValidationError as error:
-        raise ConfigError([f"{path}: {_told(detail)}; {_HINT}" for detail in error.errors()]) from None
+        raise ConfigError([f"{path}: {_told(detail)}" for detail in error.errors()]) from None
 
 
 def _told(detail: Any) -> str:
     """What pydantic found in a file of machines, as it is said of a config's."""
-    keys = ["machines", *key_of(detail)[0]]
-    return sentence_of(JobConfig, ".".join(keys), detail)
+    key = ".".join(["machines", *key_of(detail)[0]])
+    # A config's sentence would send the reader to the config.
+    return f"{key}: is missing; {_HINT}" if detail["type"] == "missing" else sentence_of(JobConfig, key, detail)
 
 
 def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Machine:

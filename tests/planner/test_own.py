@@ -96,7 +96,7 @@ def test_nonsense_is_one_sentence(machines: dict[str, Any], told: str) -> None:
 
 def test_a_files_faults_are_told_at_once_and_as_those_of_a_config(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("machines:\n  box: {devices: -2, memory_gib: .nan, tflops: lots, tflop: 3, host_memory_gib: 64}\n")
+    file.write_text("machines:\n  box: {devices: -2, memory_gib: .nan, tflops: lots, tflop: 3}\n")
     with pytest.raises(ConfigError) as caught:
         smtrain.plan(raw(), machines=[("box", 1)], machine_file=file)
     told = [fault.removeprefix(f"{file}: ") for fault in caught.value.faults]
@@ -104,9 +104,11 @@ def test_a_files_faults_are_told_at_once_and_as_those_of_a_config(tmp_path: Path
         "machines.box.devices: got -2",
         "machines.box.memory_gib: got nan",
         "machines.box.tflops: got 'lots'",
+        "machines.box.host_memory_gib: is missing",
         "machines.box.tflop: unknown key",
     ]
-    assert all(fault.endswith("docs/gpus.md shows the form") for fault in told)
+    assert [fault.count(";") for fault in told] == [1] * 5, "one remedy each"
+    assert told[3].endswith("is missing; docs/gpus.md shows the form")
     file.write_text("- box\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: machines: got \['box'\]; it is a section"):
         smtrain.plan(raw(), machines=[("box", 1)], machine_file=file)
