@@ -205,12 +205,3 @@ def test_late_streams_and_events_all_arrive_and_ids_tell_them_apart(plane: Plane
         ours = [message for _, (name, message) in sorted(seen.items()) if name == stream]
         assert ours == job.expected(host)
         assert read(client, stream) == job.expected(host)
-
-
-def test_a_token_does_not_give_what_arrived_behind_it(plane: Plane, client: Client) -> None:
-    plane.delivery(reorder=0.3, seed=1)
-    job = plane.synthetic_job(lines=400)
-    (stream,) = streams(client, job.name)
-    followed = read(client, stream)
-    assert 200 < len(followed) < 400
-    wait_for(lambda: read(client, stream) == job.expected("algo-1"))

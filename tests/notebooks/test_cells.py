@@ -25,8 +25,9 @@ from tests.conftest import LLAMA
 def kernel(local_home: Path, tmp_path: Path) -> Iterator[Any]:
     """Runs cells in one kernel; `kernel.pid` is its process."""
     client: Any = NotebookClient(
-        nbformat.v4.new_notebook(), timeout=300, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
-    )
+        nbformat.v4.new_notebook(), timeout=300, startup_timeout=300, allow_errors=True,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     with client.setup_kernel(env=environment):
 

@@ -72,7 +72,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, di
         first = code_cells(notebook)[0]
         first.source = re.sub(r'^TARGET = "\w+"', f'TARGET = "{target}"', first.source, flags=re.MULTILINE)
         folder = {"metadata": {"path": str(root / "notebooks")}}
-        NotebookClient(notebook, timeout=300, resources=folder).execute(env=environment)
+        NotebookClient(notebook, timeout=300, startup_timeout=300, resources=folder).execute(env=environment)
         return notebook
 
     return execute
