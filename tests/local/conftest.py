@@ -180,6 +180,17 @@ class Client:
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
+def follow(page: Callable[..., dict[str, Any]], token: str | None = None) -> tuple[list[str], str | None]:
+    """Messages up to where a forward token of GetLogEvents comes back as it was sent, and that token."""
+    found: list[str] = []
+    while True:
+        told = page(startFromHead=True, **({"nextToken": token} if token else {}))
+        found += [event["message"] for event in told["events"]]
+        if token == told["nextForwardToken"]:
+            return found, token
+        token = told["nextForwardToken"]
+
+
 def channel(name: str, uri: str, mode: str = "File", distribution: str = "FullyReplicated") -> dict[str, Any]:
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
     return {"ChannelName": name, "InputMode": mode, "DataSource": {"S3DataSource": source}}

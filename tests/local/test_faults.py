@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 from smtrain.errors import LocalError
 from smtrain.testing.switches import Plane
 
-from .conftest import GROUP, Client, wait_for
+from .conftest import GROUP, Client, follow, wait_for
 
 ONCE = Config(retries={"total_max_attempts": 1})
 
@@ -130,17 +131,7 @@ def streams(client: Client, name: str) -> list[str]:
 
 
 def read(client: Client, stream: str, **asked: Any) -> list[str]:
-    """Follow forward tokens until one comes back as it was sent."""
-    found: list[str] = []
-    token: dict[str, Any] = {}
-    while True:
-        page = client.logs.get_log_events(
-            logGroupName=GROUP, logStreamName=stream, startFromHead=True, **asked, **token
-        )
-        found += [event["message"] for event in page["events"]]
-        if token.get("nextToken") == page["nextForwardToken"]:
-            return found
-        token = {"nextToken": page["nextForwardToken"]}
+    return follow(partial(client.logs.get_log_events, logGroupName=GROUP, logStreamName=stream, **asked))[0]
 
 
 def test_a_synthetic_job_says_beforehand_what_its_hosts_write(plane: Plane, client: Client) -> None:

@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 
 from smtrain.local import streams
-from smtrain.local.streams import Delivery, JobStream
+from smtrain.local.streams import Delivery
 
-
-def follow(stream: JobStream, token: str | None = None) -> tuple[list[str], str | None]:
-    """Messages up to where a forward token comes back as it was sent, and that token."""
-    found: list[str] = []
-    while True:
-        asked: dict[str, Any] = {"nextToken": token} if token else {"startFromHead": True}
-        page = stream.page(asked)
-        found += [event["message"] for event in page["events"]]
-        if token == page["nextForwardToken"]:
-            return found, token
-        token = page["nextForwardToken"]
+from .conftest import follow
 
 
 def test_a_token_does_not_give_what_arrived_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,13 +18,17 @@ def test_a_token_does_not_give_what_arrived_behind_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(streams, "time", SimpleNamespace(time=lambda: clock.now))
     monkeypatch.setattr(streams, "delivery", Delivery(reorder=0.3, seed=1))
     stream = streams.stream_of("behind/algo-1-1000")
+
+    def page(**asked: Any) -> dict[str, Any]:
+        return stream.page(asked)
+
     lines = [f"line {number}" for number in range(400)]
     stream.append([(1_000_000, line) for line in lines])
-    early, token = follow(stream)
+    early, token = follow(page)
     assert 200 < len(early) < 400
     assert [line for line in lines if line in early] == early
     clock.now += 1.0  # by then all have arrived
-    assert follow(stream)[0] == lines
-    again = follow(stream, token)[0]
+    assert follow(page)[0] == lines
+    again = follow(page, token)[0]
     assert not set(again) & set(early), "none comes twice"
     assert len(early) + len(again) < 400, "those behind the token are not given by it"
