@@ -36,6 +36,10 @@ class _Called(ModelMetaclass):
         if args:
             words = f"takes its keys by name, as in {section.__name__}({next(iter(section.model_fields))}=...)"
             raise ConfigError([f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping"])
+        if not values and not any(field.is_required() for field in section.model_fields.values()):
+            # Defaults are not validated; where JobConfig has whole sections as its own, each one's validator would
+            # be built for nothing else.
+            return section.model_construct()
         try:
             return super().__call__(**values)
         except ValidationError as error:

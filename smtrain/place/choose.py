@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from smtrain.aws import attach
 from smtrain.aws.target import Target, TargetName
@@ -11,18 +11,21 @@ from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.place.protocol import JobPlace
 from smtrain.slurm import known
-from smtrain.slurm.place import SlurmPlace
+
+if TYPE_CHECKING:
+    from smtrain.config.cluster import Cluster
+    from smtrain.slurm.place import SlurmPlace
 
 
 def target_of(config: JobConfig, name: TargetName | None = None) -> JobPlace:
     """The place that a call means: its own word, else the config's."""
     name = name or config.target
-    return SlurmPlace(config.cluster) if name == "slurm" else Target(name, config.compute.region)
+    return _slurm(config.cluster) if name == "slurm" else Target(name, config.compute.region)
 
 
 def named(name: TargetName) -> JobPlace:
     """The place of a name, for whoever has no config: of clusters the one used last."""
-    return SlurmPlace(known.cluster_of()) if name == "slurm" else Target(name)
+    return _slurm(known.cluster_of()) if name == "slurm" else Target(name)
 
 
 def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
@@ -31,7 +34,7 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
     if word is not None and word not in get_args(TargetName):
         raise ConfigError([f"SMTRAIN_TARGET is {word!r}; it must be {', '.join(get_args(TargetName)[:-1])} or slurm"])
     if word == "slurm" or (word is None and known.knows(job)):
-        return job, SlurmPlace(known.cluster_of(job))
+        return job, _slurm(known.cluster_of(job))
     return attach.place_of(job, name)
 
 
@@ -44,5 +47,14 @@ def sagemaker(place: JobPlace) -> Target:
 
 def cluster(place: JobPlace) -> SlurmPlace:
     """The place as a Slurm cluster, which it is where it `queues`."""
+    from smtrain.slurm.place import SlurmPlace
+
     assert isinstance(place, SlurmPlace)
     return place
+
+
+def _slurm(cluster: Cluster) -> SlurmPlace:
+    """A cluster's place; its modules are imported by those who have one."""
+    from smtrain.slurm.place import SlurmPlace
+
+    return SlurmPlace(cluster)

@@ -33,7 +33,6 @@ from sagemaker.train import ModelTrainer
 
 from smtrain.aws.patience import Patience
 from smtrain.aws.target import Target
-from smtrain.follow.follower import PACES
 from smtrain.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
 
 
@@ -76,6 +75,8 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
         job._set_client_context(session=self.sagemaker_session.boto_session)
         self._latest_training_job = job
         if wait:
+            from smtrain.follow.follower import PACES
+
             watch(self._target, name, lines=bool(logs))
             Patience(PACES[self._target.name].limit).call(_refresh, job=job)
         return None

@@ -21,7 +21,6 @@ from smtrain.job import graphs
 from smtrain.job.stages import Chain, StagePlan, stages_of
 from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
-from smtrain.preflight.api import before
 from smtrain.submission import notify, queued
 from smtrain.submission.one_job import standing, submit
 from smtrain.submission.outcome import Run, StageResult
@@ -108,7 +107,7 @@ def launch(
         say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) repeats it")
         return plan.done
     if check and not plan.running:
-        before(chain, [stage], say)
+        _look_first(chain, [stage], say)
     notify.ready(chain, [stage], say)
     job = _start(chain, plan, say, again=again)
     if wait and _shown(job, say, view):
@@ -162,7 +161,7 @@ def run(
     done = Run(chain.config)
     stages = stages_of(config, chain.target.name)
     if check:
-        before(chain, [stage for stage in stages if not chain.known(stage)], say)
+        _look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
     if chain.target.queues:
         notify.ready(chain, stages, say)
         _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
@@ -217,6 +216,13 @@ def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
     if plan.stage == "train" and not plan.running:
         graphs.announce(chain.target, chain.config, plan.request, say)
     return submit(chain, plan, say, again=again)
+
+
+def _look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+    """Refuse what cannot work; imported when it is asked for, as it has a module for each thing looked at."""
+    from smtrain.preflight.api import before
+
+    before(chain, stages, say)
 
 
 def _shown(job: Job, say: Say, view: View | None, **changed: Any) -> bool:

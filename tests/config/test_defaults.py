@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import smtrain
+from smtrain import JobConfig
 from smtrain.config.sample import Machines, values
+from smtrain.config.section import Section, section_in
+from smtrain.config.track import Wandb
+from smtrain.config.training import Model
 from smtrain.errors import ConfigError
 from smtrain.iam.api import policies
 
@@ -150,3 +155,19 @@ def test_a_published_models_positions_are_known_before_its_files_are() -> None:
     assert written["train"]["seq_len"] == 2048
     somebodys = smtrain.load_config(bare("hf://me/pythia-1.4b"), target="aws", train={"seq_len": 4096})
     assert somebodys.train.seq_len == 4096
+
+
+def sections_of(section: type[Section]) -> Iterator[type[Section]]:
+    yield section
+    for field in section.model_fields.values():
+        if inner := section_in(field.annotation):
+            yield from sections_of(inner)
+
+
+@pytest.mark.parametrize("section", [s for s in dict.fromkeys(sections_of(JobConfig)) if s not in (JobConfig, Model)])
+def test_a_section_s_defaults_obey_its_own_rules(section: type[Section]) -> None:
+    """They are taken unvalidated."""
+    needed = {"project": "llm"} if section is Wandb else {}
+    made = section(**needed)
+    written = {name: getattr(made, name) for name in section.model_fields}
+    assert section.model_validate(written) == made == section.model_validate(needed)
