@@ -11,6 +11,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests import durations, tiers
+
 # No test is timed: the first example pays for imports, and other workers may have the cores.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -113,10 +115,13 @@ def trained_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"model": root / "model", "text": root / "text"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: a long one that comes last keeps one worker busy while the others wait."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    tiers.mark(items)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(durations.Durations(config), "durations")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,0 +1,52 @@
+"""Two tiers of tests: the gate (`scripts/test`) leaves out those marked `full`, `scripts/test --full` runs all.
+
+`@pytest.mark.full` marks one test. On a parametrized test two marks choose the cases that stay in the gate:
+`pairwise` a few in which every two values of different parameters meet, `sample(n)` n cases spread over all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+Case = Sequence[int]
+"""A number for each parameter's value."""
+
+
+def pairwise(cases: Sequence[Case]) -> list[int]:
+    """Positions of cases that together hold every pair of values that any case holds: greedy, so few but not fewest."""
+    pairs = [set(itertools.combinations(enumerate(case), 2)) or {((0, case[0]), (0, case[0]))} for case in cases]
+    missing = set().union(*pairs)
+    chosen: list[int] = []
+    while missing:
+        best = max(range(len(cases)), key=lambda n: (len(pairs[n] & missing), -n))
+        chosen.append(best)
+        missing -= pairs[best]
+    return sorted(chosen)
+
+
+def spread(count: int, total: int) -> list[int]:
+    """Positions of `count` cases of `total`, evenly spread, the first one among them."""
+    return sorted({n * total // count for n in range(count)}) if count < total else list(range(total))
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Mark as `full` the cases that the gate leaves out."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        sample = cases[0].get_closest_marker("sample")
+        if cases[0].get_closest_marker("pairwise"):
+            # All cases hold the same objects.
+            kept = pairwise([tuple(map(id, case.callspec.params.values())) for case in cases])  # type: ignore[attr-defined]
+        elif sample:
+            kept = spread(sample.args[0], len(cases))
+        else:
+            continue
+        for n in set(range(len(cases))) - set(kept):
+            cases[n].add_marker(pytest.mark.full)
