@@ -14,7 +14,7 @@ import pytest
 from tests import durations, tiers
 
 # No test is timed: the first example pays for imports, and other workers may have the cores.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=tiers.examples(100))
 hypothesis.settings.load_profile("untimed")
 
 # Workers and the jobs that they start share the machine's cores. With two threads in each, which wait for each other

@@ -1,0 +1,138 @@
+"""`scripts/test --changed`: which tests a change selects, on a small checkout of the same layout."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import affected
+
+FILES = {
+    "smtrain/__init__.py": "",
+    "smtrain/planner/__init__.py": "",
+    "smtrain/planner/memory.py": "PAGE = 4096\n\ndef peak():\n    return PAGE\n\ndef disk():\n    return 1\n",
+    "smtrain/planner/plan.py": "from smtrain.planner import memory\n\ndef plan():\n    return memory.peak()\n",
+    "smtrain/local/serve.py": "from smtrain.planner.memory import disk\n\ndef main():\n    disk()\n",
+    "smtrain/aws/server.py": "COMMAND = ['python', '-m', 'smtrain.local.serve']\n\ndef start():\n    return COMMAND\n",
+    "smtrain/cli/__init__.py": "COMMANDS = {}\n\ndef main():\n    pass\n",
+    "smtrain/cli/plan.py": "def app():\n    from smtrain.planner.plan import plan\n    plan()\n",
+    "smtrain/cli/logs.py": "import typer\n\napp = typer.Typer()\n\n@app.command()\ndef logs():\n    follow()\n\n"
+    "def follow():\n    pass\n",
+    "smtrain/submission/create.py": "def create():\n    pass\n",
+    "smtrain/facts/prices.toml": "",
+    "smtrain/facts/read.py": "def prices():\n    return load('prices')\n\ndef load(name):\n    return name\n",
+    "entrypoints/launch.py": "def main():\n    pass\n",
+    "entrypoints/train.py": "from smtrain.engine import step\n\ndef stage():\n    step()\n",
+    "smtrain/engine/__init__.py": "def step():\n    pass\n",
+    "docs/lora.md": "# LoRA\n\n```console\n$ smtrain plan\n```\n",
+    "docs/slurm.md": "# Slurm\n",
+    "tests/__init__.py": "",
+    "tests/conftest.py": "import pytest\nfrom smtrain.aws.server import start\n\n"
+    "@pytest.fixture\ndef plane():\n    return start()\n",
+    "tests/planner/test_memory.py": "from smtrain.planner.memory import disk, peak\n\ndef test_peak():\n    peak()\n\n"
+    "def test_disk():\n    disk()\n",
+    "tests/planner/test_plan.py": "import smtrain.planner.plan as p\n\ndef test_plan():\n    p.plan()\n",
+    "tests/local/test_api.py": "def test_api(plane):\n    pass\n\ndef test_pure():\n    pass\n",
+    "tests/cli/test_cli.py": "from smtrain.cli import main\n\ndef test_plan():\n    main(['plan'])\n\n"
+    "def test_logs():\n    main(['logs'])\n",
+    "tests/job/test_run.py": "from smtrain.submission.create import create\n\ndef test_run():\n    create()\n",
+    "tests/facts/test_prices.py": "from smtrain.facts.read import prices\n\ndef test_prices():\n    prices()\n",
+    "tests/docs/test_pages.py": "def test_blocks_are_of_kinds_that_are_run_or_shown():\n    assert 'docs'\n\n"
+    "def test_a_page_does_what_it_says():\n    assert 'docs'\n",
+    "tests/docs/test_site.py": "def test_site():\n    assert 'docs'\n\ndef test_other():\n    pass\n",
+}
+
+Select = Callable[..., list[str]]
+
+
+@pytest.fixture
+def select(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Select]:
+    """Change files of the checkout by (path, old, new), and give the arguments for pytest."""
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    commands = {"plan": ("smtrain.cli.plan", ""), "logs": ("smtrain.cli.logs", "")}
+    monkeypatch.setattr(affected, "ROOT", tmp_path)
+    monkeypatch.setattr(affected, "COMMANDS", commands)
+
+    def selected(*edits: tuple[str, str, str]) -> list[str]:
+        for path, old, new in edits:
+            text = (tmp_path / path).read_text()
+            assert old in text
+            (tmp_path / path).write_text(text.replace(old, new))
+        forget()
+        return affected.affected(affected.changed_since("HEAD"))
+
+    yield selected
+    forget()
+
+
+def forget() -> None:
+    affected.modules.cache_clear()
+    affected.autouse.cache_clear()
+
+
+def test_the_tests_of_a_changed_function_and_of_its_callers_the_nearest_first(select: Select) -> None:
+    found = select(("smtrain/planner/memory.py", "return PAGE", "return PAGE * 2"))
+    assert found == [
+        "tests/planner/test_memory.py::test_peak",
+        "tests/planner/test_plan.py",
+        "tests/cli/test_cli.py::test_plan",
+    ]
+
+
+def test_a_constant_affects_what_uses_it(select: Select) -> None:
+    assert "tests/planner/test_plan.py" in select(("smtrain/planner/memory.py", "4096", "8192"))
+
+
+def test_a_module_that_runs_as_a_process_affects_those_that_start_it(select: Select) -> None:
+    found = select(("smtrain/planner/memory.py", "return 1", "return 2"))
+    assert found == ["tests/planner/test_memory.py::test_disk", "tests/local/test_api.py::test_api"]
+
+
+def test_a_stages_script_affects_those_that_create_jobs(select: Select) -> None:
+    assert select(("smtrain/engine/__init__.py", "pass", "return 1")) == ["tests/job/test_run.py"]
+
+
+def test_a_command_affects_the_tests_that_type_it(select: Select) -> None:
+    assert select(("smtrain/cli/logs.py", "    pass", "    return")) == ["tests/cli/test_cli.py::test_logs"]
+
+
+def test_comments_and_layout_affect_nothing(select: Select) -> None:
+    assert select(("smtrain/planner/memory.py", "    return PAGE", "    # why\n    return (PAGE)")) == []
+
+
+def test_a_changed_import_affects_what_uses_its_name(select: Select) -> None:
+    edit = ("smtrain/local/serve.py", "memory import disk", "memory import peak as disk")
+    assert select(edit) == ["tests/local/test_api.py::test_api"]
+
+
+def test_a_page_runs_its_own_cases_only(select: Select) -> None:
+    pages = "tests/docs/test_pages.py::test_blocks_are_of_kinds_that_are_run_or_shown[{0}]"
+    runs = "tests/docs/test_pages.py::test_a_page_does_what_it_says[{0}]"
+    assert select(("docs/slurm.md", "Slurm", "SLURM")) == [pages.format("slurm"), "tests/docs/test_site.py::test_site"]
+    found = select(("docs/slurm.md", "SLURM", "Slurm"), ("docs/lora.md", "LoRA", "LORA"))
+    assert found == [pages.format("lora"), runs.format("lora"), "tests/docs/test_site.py::test_site"]
+
+
+def test_facts_affect_what_reads_them(select: Select) -> None:
+    assert select(("smtrain/facts/prices.toml", "", "a = 1\n")) == ["tests/facts/test_prices.py"]
+
+
+def test_a_new_test_runs_and_a_change_of_the_environment_runs_all(select: Select) -> None:
+    (affected.ROOT / "tests/planner/test_new.py").write_text("def test_new():\n    pass\n")
+    assert select() == ["tests/planner/test_new.py"]
+    (affected.ROOT / "pyproject.toml").write_text("")
+    assert select() == ["tests"]
+
+
+def test_a_removed_function_affects_what_still_names_it(select: Select) -> None:
+    found = select(("smtrain/planner/memory.py", "def peak", "def highest"))
+    assert "tests/planner/test_memory.py::test_peak" in found
+    assert "tests/planner/test_memory.py::test_disk" not in found
