@@ -13,6 +13,16 @@ from collections.abc import Sequence
 
 import pytest
 
+
+def full() -> bool:
+    """True if every test runs: `scripts/test --full`, or pytest by hand."""
+    return os.environ.get("SMTRAIN_TEST_TIER", "full") == "full"
+
+
+def examples(count: int) -> int:
+    return count if os.environ.get("SMTRAIN_TEST_TIER", "full") == "full" else max(5, count // 4)
+
+
 Case = Sequence[int]
 """A number for each parameter's value."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from smtrain.engine.native import comm
 from smtrain.errors import ConfigError
+from tests import warm
 from tests.engine import cases
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import World
@@ -68,19 +69,19 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_joining_a_job_with_and_without_torchrun(processes: int, tmp_path: Path) -> None:
     script = tmp_path / "join.py"
     script.write_text(SCRIPT)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
     root = str(Path(cases.__file__).parents[2])
-    job = subprocess.run(
-        [sys.executable, *torchrun, str(script)],
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    if processes:
+        job = subprocess.run(
+            [sys.executable, *torchrun, str(script)], env=environment, capture_output=True, text=True, timeout=120
+        )
+    else:
+        job = warm.run([script], environment)
     assert job.returncode == 0, job.stderr
     world = max(1, processes)
     # Gloo of torch 2.9 writes of its connections to stdout as well.

@@ -35,6 +35,7 @@ def test_packed_samples_are_judged_alike_on_every_mesh(four: World, solo: World,
     assert (found.tokens, found.correct) == (known.tokens, known.correct)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["221 sp", "141 m2 full"])
 def test_steps_are_the_same_bits_with_evaluations_between_them(four: World, where: str) -> None:
     options = mesh(where)

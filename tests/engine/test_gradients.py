@@ -42,6 +42,7 @@ def test_a_padding_row_stays_as_it_is(solo: World) -> None:
     assert solo.run(gradients.both, padded, mesh("111 m4"), 4) == [(30, True, True)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "text"), CUT)
 def test_on_meshes(name: str, text: str, four: World) -> None:
     for modules, numbers, state in four.run(gradients.both, CONFIGS[name], mesh(text), 4):

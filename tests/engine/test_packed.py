@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests import tiers
 from tests.engine import packed
 from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import World
@@ -23,7 +24,7 @@ MESHES = {
 def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World, solo: World) -> None:
     config, count = CONFIGS[name], 4
     alone = np.array(solo.run(packed.alone, config, count)[0])
-    for text in MESHES[name]:
+    for text in MESHES[name] if tiers.full() or name == "llama" else MESHES[name][:1]:
         ranks = four.run(packed.train, config, mesh(text), count)
         assert all(r == ranks[0] for r in ranks)
         loss, norm = (np.abs(np.array(ranks[0]) - alone) / alone).T

@@ -15,6 +15,7 @@ def sleeps(rank: int) -> int:
     return rank
 
 
+@pytest.mark.full
 def test_a_rank_that_gives_no_answer_is_shown_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     two = world.World(2)
     try:
