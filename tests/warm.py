@@ -73,6 +73,11 @@ def run(arguments: Sequence[str | Path], env: dict[str, str]) -> subprocess.Comp
     return subprocess.CompletedProcess(words, status, *said)
 
 
+def name() -> str:
+    """The socket of this test process's warm Python."""
+    return _kept().name
+
+
 @cache
 def smtrain() -> Path:
     """The installed command, begun in a copy, by its own name in a folder for PATH."""

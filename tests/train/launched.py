@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.config import JobConfig
+from tests import warm
 from tests.ports import free_port
+from tests.processes import commands, ranks, read
 from tests.train.test_shell import REPO, Shell
 
 CONFIG: dict[str, Any] = {
@@ -40,22 +42,27 @@ def lay_out(root: Path, inputs: dict[str, Path]) -> Shell:
 def start(
     shell: Shell, train: dict[str, Any], environment: dict[str, str], **sections: dict[str, Any]
 ) -> subprocess.Popen[str]:
-    """Stage train by the launcher; all that it says can be read from `stdout`."""
+    """Stage train by the launcher; all that it says can be read from `stdout`.
+
+    Its torchrun begins in a copy of a warm Python, unless `environment` changes what Python does as it starts.
+    """
     folder = shell.root / "input/data/config"
     folder.mkdir(parents=True, exist_ok=True)
     told = {**CONFIG, **sections, "train": {**CONFIG["train"], **train}}
     (folder / "config.json").write_text(json.dumps(JobConfig.model_validate(told).for_stage("train")))
     (shell.root / "output").mkdir(exist_ok=True)
     (shell.root / "output/failure").unlink(missing_ok=True)
-    inherited = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    left_out = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+    inherited = {k: v for k, v in os.environ.items() if k not in left_out and not k.startswith("PYTEST_")}
     own = {
         "SMTRAIN_ML_ROOT": str(shell.root),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
     }
+    launcher = [REPO / "entrypoints/launch.py"] if environment else [REPO / "tests/train/warm_launch.py", warm.name()]
     return subprocess.Popen(
-        [sys.executable, str(REPO / "entrypoints/launch.py"), "train"],
+        [sys.executable, *map(str, launcher), "train"],
         env={**inherited, **own, "SMTRAIN_MASTER_PORT": str(free_port()), **environment},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
@@ -108,24 +115,13 @@ def stopped_and_killed_like_left_alone(shell: Shell, engine: str, environment: d
     process = start(shell, train, environment)
     said = until(process, rf"^step={int(saved[1]) + 2} ")
     assert f"from checkpoint step_{int(saved[1]):08d}" in said
-    ranks = _children(_children(process.pid)[0])
-    os.kill(ranks[-1], signal.SIGKILL)
+    mark = os.fsencode(f"SMTRAIN_ML_ROOT={shell.root}")
+    training = ranks([pid for pid in commands() if mark in read(pid, "environ").split(b"\0")])
+    assert len(training) == 2
+    os.kill(training[-1], signal.SIGKILL)
     status, said = finish(process)
     assert status != 0, said
 
     status, said = finish(start(shell, train, environment))
     assert status == 0, said
     assert losses(shell) == known
-
-
-def _children(parent: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == parent:
-                found.append(int(entry.name))
-    return sorted(found)
