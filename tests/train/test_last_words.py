@@ -67,7 +67,9 @@ def ended(tmp_path: Path, program: str, **environment: str) -> tuple[int, Path]:
     return done.returncode, root
 
 
-@pytest.mark.parametrize("meanwhile", ["time.sleep(300)", "os.write(2, b'a step')", STUCK])
+@pytest.mark.parametrize(
+    "meanwhile", [pytest.param("time.sleep(300)", marks=pytest.mark.full), "os.write(2, b'a step')", STUCK]
+)
 def test_a_stall_ends_although_nobody_reads_the_log(tmp_path: Path, meanwhile: str) -> None:
     status, root = ended(tmp_path, STALLED.format(meanwhile=meanwhile))
     assert status == 1
@@ -75,7 +77,7 @@ def test_a_stall_ends_although_nobody_reads_the_log(tmp_path: Path, meanwhile: s
         assert "train.stall_minutes: nothing was done for" in (root / "output/failure").read_text()
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("error", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.full)])
 def test_a_failure_ends_the_process_where_neither_log_nor_disk_take_it(tmp_path: Path, error: int) -> None:
     disk = FailingDisk(tmp_path / "shim", [tmp_path / "ml"])
     disk.fail(error, 1, ALWAYS)

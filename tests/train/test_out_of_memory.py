@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from smtrain.config import JobConfig
 from smtrain.train.out_of_memory import memory_sentence
+from tests import warm
 
 OF_A_GPU = (  # torch 2.9's words
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.12 GiB is "
@@ -64,10 +64,9 @@ def test_a_process_that_asks_for_too_much_ends_in_one_sentence(tmp_path: Path) -
     (channel / "config.json").write_text('{"model": {"path": "s3://m/x"}}')
     script = tmp_path / "stage.py"
     script.write_text(STAGE)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False,
-        env={"SMTRAIN_ML_ROOT": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    root = str(Path(__file__).parents[2])
+    done = warm.run([script], {**environment, "SMTRAIN_ML_ROOT": str(tmp_path), "PYTHONPATH": root})
     assert done.returncode == 1
     told = (tmp_path / "output/failure").read_text()
     assert told.startswith("algo-1: out of memory: 1,048,576.00 GiB were asked for, and ")

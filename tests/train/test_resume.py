@@ -132,17 +132,31 @@ def of_an_older_version(run: Run) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda run: flip(run.step(6) / MODEL), rf"{MODEL} has crc32 \w{{8}} and was written with \w{{8}}"),
-        (lambda run: flip(run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32"),
-        (lambda run: flip(run.step(6) / OPTIMIZER, 0), rf"{OPTIMIZER} has crc32"),
-        (lambda run: zero(run.step(6) / MODEL), rf"{MODEL} has crc32"),
-        (lambda run: shutil.copy(run.step(4) / OPTIMIZER, run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32"),
-        (of_an_older_version, rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}"),
-        (edit, r"manifest.json is not what was written \(its digest differs\)"),
-        (lie, r"its record says 28 samples after 6 steps, and by its own record they are 24 after 6"),
+        pytest.param(
+            lambda run: flip(run.step(6) / MODEL), rf"{MODEL} has crc32 \w{{8}} and was written with \w{{8}}",
+            id="model",
+        ),
+        pytest.param(lambda run: flip(run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32", id="optimizer"),
+        pytest.param(
+            lambda run: flip(run.step(6) / OPTIMIZER, 0), rf"{OPTIMIZER} has crc32", id="header", marks=pytest.mark.full
+        ),
+        pytest.param(
+            lambda run: zero(run.step(6) / MODEL), rf"{MODEL} has crc32", id="zeroed", marks=pytest.mark.full
+        ),
+        pytest.param(
+            lambda run: shutil.copy(run.step(4) / OPTIMIZER, run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32",
+            id="another's optimizer", marks=pytest.mark.full,
+        ),
+        pytest.param(
+            of_an_older_version, rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}", id="older"
+        ),
+        pytest.param(edit, r"manifest.json is not what was written \(its digest differs\)", id="edited"),
+        pytest.param(
+            lie, r"its record says 28 samples after 6 steps, and by its own record they are 24 after 6",
+            id="wrong samples",
+        ),
     ],
-    ids=["model", "optimizer", "header", "zeroed", "another's optimizer", "older", "edited", "wrong samples"],
-)
+)  # fmt: skip
 def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: Run, damage: Any, said: str) -> None:
     known = run.losses()
     damage(run)

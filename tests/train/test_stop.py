@@ -23,6 +23,7 @@ def test_stopped_or_killed_it_goes_on_bit_for_bit(shell: Shell) -> None:
     launched.stopped_and_killed_like_left_alone(shell, "native", {})
 
 
+@pytest.mark.full
 def test_a_rank_that_never_comes_ends_the_job_with_where_each_stands(shell: Shell) -> None:
     stuck = os.pathsep.join([str(Path(__file__).parent / "stuck"), os.environ.get("PYTHONPATH", "")])
     status, said = launched.finish(launched.start(shell, {"stall_minutes": 0.1}, {"PYTHONPATH": stuck}))

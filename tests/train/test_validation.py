@@ -140,6 +140,7 @@ def batches(shell: Shell) -> int:
     return held_out.batches
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("method", "validations"), [("begin_step", 4), ("evaluate", 0), ("evaluate", 2)])
 def test_killed_it_goes_on_with_the_same_numbers(
     two: World, shell: Shell, known: Records, method: str, validations: int
@@ -157,6 +158,7 @@ def moments() -> list[tuple[str, int]]:
     return [*(("begin_step", n) for n in range(1, 7)), *(("evaluate", n) for n in (1, 3, 5, 7, 9))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("method", "number"), moments())
 def test_a_killed_adapter_goes_on_with_the_same_numbers_on_its_mesh_and_another(
     two: World, prepared: Shell, tmp_path: Path, method: str, number: int
