@@ -258,6 +258,7 @@ def test_boto3_waiter(client: Client) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_sagemaker_sdk_waits_for_a_job(client: Client) -> None:
     """SDK v3 in a process of its own, with nothing but the endpoint's environment to find the way."""
     pytest.importorskip("sagemaker.core")

@@ -87,6 +87,7 @@ def test_a_killed_rank_is_the_leaders_to_see_and_stop_ends_the_rest(server: Clie
     assert gone(tree.mark)
 
 
+@pytest.mark.sample(1)
 def test_stop_ends_a_host_whose_supervisor_does_nothing_any_more(server: Client) -> None:
     tree = Tree(server)
     os.kill(tree.pid("supervisor"), signal.SIGSTOP)
