@@ -11,6 +11,7 @@ from pathlib import Path
 
 from smtrain.config import STAGES
 from smtrain.job.bundle import build_bundle, bundle_files
+from tests import warm
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -46,7 +47,7 @@ def test_what_it_holds_imports_by_itself(tmp_path: Path) -> None:
         "import smtrain.generation.stage, smtrain\n"
         "assert smtrain.__file__.startswith(sys.argv[1]), smtrain.__file__\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    script = tmp_path / "imports.py"
+    script.write_text(code)
+    run = warm.run([script, tmp_path], dict(os.environ))
     assert run.returncode == 0, run.stderr

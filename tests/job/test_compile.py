@@ -109,6 +109,7 @@ def test_graphs_that_fail_fail_the_job_by_name_and_are_not_cached(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(LIBRARY, reason="neuronx_distributed can be imported here")
 def test_what_ends_the_traced_run_or_lacks_is_the_failure(prepared: str, trained_inputs: dict[str, Path]) -> None:
     raw = config(trained_inputs, "cause", STANDIN_TRIAL="1")

@@ -64,7 +64,27 @@ def in_s3(folder: Path, prefix: str) -> str:
     return f"s3://smtrain-local/{prefix}"
 
 
+def without_weights(inputs: dict[str, Path], folder: Path) -> Path:
+    """The model's folder when its weights are named apart."""
+    folder.mkdir()
+    for file in (*inputs["model"].glob("*token*.json"), inputs["model"] / "config.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def test_stage_convert_reads_one_iteration(trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    smtrain.convert(trained_inputs["model"], run, to="megatron", tp=1)
+    (run / "manifest.json").unlink()  # as theirs have none
+    model = {"path": without_weights(trained_inputs, tmp_path / "model"), "weights": run / "iter_0000001"}
+    config = {**MEGATRON, "target": "local", "model": model, "data": {"path": trained_inputs["text"]}}
+    job = smtrain.launch(config, stage="convert", say=lambda _: None)
+    converted = job.download(tmp_path / "converted")
+    assert same(weights_of(open_weights(converted)), weights_of(open_weights(trained_inputs["model"])))
+
+
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [
@@ -83,9 +103,7 @@ def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_
     model, run = tmp_path / "model", tmp_path / "run"
     smtrain.convert(trained_inputs["model"], run, to=kind, tp=1 if kind == "megatron" else 2)
     (run / "manifest.json").unlink()  # as theirs have none
-    model.mkdir()  # without weights: they are named apart
-    for file in (*trained_inputs["model"].glob("*token*.json"), trained_inputs["model"] / "config.json"):
-        shutil.copy(file, model)
+    without_weights(trained_inputs, model)
     small: dict[str, Any] = {
         "model": {"path": model, "weights": run / "iter_0000001"},
         "data": {"path": trained_inputs["text"]},

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -22,6 +21,7 @@ from smtrain.aws.local_plane import running
 from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
 from smtrain.checkpoint.summary import verify
+from smtrain.cli import main
 from smtrain.cli.demo_show import show
 from smtrain.contract.uris import split_uri
 from smtrain.handle.listing import list_jobs
@@ -164,6 +164,7 @@ def test_a_job_in_hand_tells_its_state(whole: smtrain.Run) -> None:
         smtrain.Job("nobody", "local").describe()
 
 
+@pytest.mark.full
 def test_killed_between_steps_the_same_command_goes_on_bit_for_bit(whole: smtrain.Run, base: dict[str, Any]) -> None:
     other = {**base, "name": "killed", "data": {"prepared": whole.job("prepare").output}}
     expected = losses(whole.job("train"))
@@ -183,6 +184,7 @@ def test_killed_between_steps_the_same_command_goes_on_bit_for_bit(whole: smtrai
     assert {step: expected[step] for step in after} == after
 
 
+@pytest.mark.full
 def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(whole: smtrain.Run, base: dict[str, Any]) -> None:
     plane = local_plane()
     plane.calm()
@@ -275,12 +277,17 @@ def test_all_that_a_train_job_left_is_downloaded(whole: smtrain.Run, tmp_path: P
     assert not (tmp_path / "none").exists()
 
 
-def test_the_command_line_sees_the_same_jobs(whole: smtrain.Run, local_home: Path, tmp_path: Path) -> None:
+def test_the_command_line_sees_the_same_jobs(
+    whole: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def smtrain_cli(*arguments: str) -> str:
-        command = [sys.executable, "-c", "from smtrain.cli import main; main()", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        monkeypatch.setattr("sys.argv", ["smtrain", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        told = capsys.readouterr()
+        assert not left.value.code, told.err
+        return told.out
 
     job = whole.job("train")
     assert f"{job.name}  Completed" in smtrain_cli("list", "--name", "whole-train")

@@ -15,7 +15,7 @@ import smtrain
 from smtrain.model.card import front_matter
 from tests.job.hub import COMMIT, Hub
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     text = tmp_path / "text"
     text.mkdir()
-    for number in range(20):
+    for number in range(10):
         rows = [{"text": f"words of the text {number} {i} " * 60} for i in range(400)]
         (text / f"{number:02}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config: dict[str, Any] = {

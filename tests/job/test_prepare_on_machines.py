@@ -32,6 +32,7 @@ def test_the_request_asks_for_them_and_one_machine_asks_for_what_it_did(raw: dic
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_three_hosts_write_what_one_writes_after_a_kill(
     local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:

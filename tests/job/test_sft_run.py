@@ -22,7 +22,7 @@ from smtrain.place.choose import sagemaker
 from smtrain.planner.resolve import load_config
 from tests.job.test_local_run import exact_records
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 STEPS = 12
 
