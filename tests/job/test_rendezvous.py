@@ -43,7 +43,7 @@ dist.destroy_process_group()
 LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF0000" + "0100007F"}
 
 
-@pytest.mark.parametrize("torchrun", ["rendezvous.py", "forking.py"])
+@pytest.mark.parametrize("torchrun", [pytest.param("rendezvous.py", marks=pytest.mark.full), "forking.py"])
 def test_ranks_of_this_machine_listen_on_loopback_alone(tmp_path: Path, torchrun: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,10 +12,17 @@ import smtrain
 from smtrain.cli.plan import app
 from smtrain.config.machine import MachineEntry
 from smtrain.train.probe import measure
+from tests import tiers
 
 
-def test_this_machine_measured_is_an_entry_to_plan_with() -> None:
-    entry = MachineEntry.model_validate(measure(2))
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """This machine with two ranks."""
+    return measure(2)
+
+
+def test_this_machine_measured_is_an_entry_to_plan_with(measured: dict[str, Any]) -> None:
+    entry = MachineEntry.model_validate(measured)
     assert (entry.kind, entry.devices) == ("cpu", 2)
     assert 0.001 < entry.tflops < 20, "a core's fp32 rate, in 1e12 a second"
     assert entry.link_gbs
@@ -30,7 +37,11 @@ def test_this_machine_measured_is_an_entry_to_plan_with() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_prints_what_a_machine_file_holds(tmp_path: Path) -> None:
+def test_the_command_prints_what_a_machine_file_holds(
+    measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not tiers.full():  # measured once is enough
+        monkeypatch.setattr("smtrain.train.probe.measure", lambda: measured)
     told = CliRunner().invoke(app, ["--probe", "here"])
     assert told.exit_code == 0, told.output
     assert yaml.safe_load(told.stdout)["machines"]["here"]["devices"] >= 1
