@@ -19,17 +19,13 @@ def full() -> bool:
     return os.environ.get("SMTRAIN_TEST_TIER", "full") == "full"
 
 
-def examples(count: int) -> int:
-    return count if os.environ.get("SMTRAIN_TEST_TIER", "full") == "full" else max(5, count // 4)
-
-
 Case = Sequence[int]
 """A number for each parameter's value."""
 
 
 def examples(count: int) -> int:
     """The number of examples for hypothesis: COUNT with --full and for tests that are named, a quarter in the gate."""
-    return count if os.environ.get("SMTRAIN_TEST_TIER", "full") == "full" else max(5, count // 4)
+    return count if full() else max(5, count // 4)
 
 
 def pairwise(cases: Sequence[Case]) -> list[int]:
