@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.summary import diff, inspect, verify
 from smtrain.errors import CheckpointError, ConfigError
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same
+from tests.cli.commands import here as smtrain
 
 
 @pytest.fixture
@@ -97,10 +96,6 @@ def test_every_wrong_option_is_said_at_once(model: Path, tmp_path: Path) -> None
 
 
 def test_the_command_line(model: Path, tmp_path: Path) -> None:
-    def smtrain(*arguments: str) -> subprocess.CompletedProcess[str]:
-        code = "import sys; from smtrain.cli import main; main()"
-        return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-
     nxd, hf = str(tmp_path / "nxd"), str(tmp_path / "back")
     assert smtrain("convert", str(model), nxd, "--to", "nxd", "--tp", "2", "--format", "xser").returncode == 0
     assert smtrain("convert", nxd, hf, "--to", "hf", "--max-shard-size", "6KB").returncode == 0

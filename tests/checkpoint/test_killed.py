@@ -24,6 +24,7 @@ from smtrain.errors import CheckpointError
 from tests.checkpoint.folders import LLAMA, hf_folder
 
 COUNT = int(os.environ.get("SMTRAIN_KILLS", "6"))
+full = pytest.mark.full
 CONFIG = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "vocab_size": 2000}
 HOW: dict[str, dict[str, Any]] = {
     "nxd": {"to": "nxd", "tp": 2, "pp": 2},
@@ -47,7 +48,8 @@ def whole(target: Path, source: Path) -> bool:
     return True
 
 
-def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(COUNT, marks=full)])
+def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path, count: int) -> None:
     rng = random.Random(4)
     source = hf_folder(tmp_path / "hf", CONFIG)
     began = time.monotonic()
@@ -58,7 +60,7 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None
     warm.join()
     assert warm.exitcode == 0
     seen = {"none": 0, "whole": 0, "resumable": 0}
-    for n in range(COUNT):
+    for n in range(count):
         name = os.environ.get("SMTRAIN_KILLED") or rng.choice(sorted(HOW))
         target = tmp_path / f"out{n}"
         if exists := rng.random() < 0.5:
@@ -79,8 +81,8 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path) -> None
         assert whole(target, source), name
         assert not partial.exists()
         assert (target / "mine").exists() == exists
-    print(f"{COUNT} kills: {seen}")
-    assert sum(seen.values()) >= COUNT
+    print(f"{count} kills: {seen}")
+    assert sum(seen.values()) >= count
 
 
 def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None:
@@ -107,10 +109,19 @@ def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("exists", "full"),
-    [("new", False), ("new", True), ("empty", False), ("the same", False), ("another's", False)],
+    ("exists", "no_space", "every"),
+    [
+        ("new", False, 6),
+        ("another's", False, 6),
+        pytest.param("new", False, 1, marks=full),
+        pytest.param("new", True, 1, marks=full),
+        pytest.param("empty", False, 1, marks=full),
+        pytest.param("the same", False, 1, marks=full),
+        pytest.param("another's", False, 1, marks=full),
+    ],
 )
-def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, full: bool) -> None:
+def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, no_space: bool, every: int) -> None:
+    """Or, to be quick, one of so many."""
     source = hf_folder(tmp_path / "hf", {**LLAMA, "num_hidden_layers": 1})
     start = tmp_path / "start" / "out"
     if exists == "empty":
@@ -123,11 +134,11 @@ def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, f
             patch.setattr(execute, "manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 convert(source, start, to="hf")
-    for moment in range(200):
+    for moment in range(0, 200, every):
         target = tmp_path / f"out{moment}"
         if start.exists():
             shutil.copytree(start, target)
-        process = CONTEXT.Process(target=convert_and_die, args=(source, target, moment, full))
+        process = CONTEXT.Process(target=convert_and_die, args=(source, target, moment, no_space))
         process.start()
         process.join()
         if target.exists() and not whole(target, source) and exists == "another's":

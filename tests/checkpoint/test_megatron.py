@@ -24,6 +24,7 @@ from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
 from tests.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 from tests.checkpoint.models import MORE, configs
+from tests.tiers import examples
 
 FOUR = {**LLAMA, "num_hidden_layers": 4}
 TIED = {**FOUR, "tie_word_embeddings": True}
@@ -37,7 +38,7 @@ def legacy(folder: Path, tp: int = 0, pp: int | None = None) -> dict[str, Any]:
     return held
 
 
-@settings(max_examples=40 * MORE, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40) * MORE, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), config=configs().map(lambda config: {**config, "use_parallel_residual": False}))
 def test_a_model_comes_back_from_any_form_and_mesh(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]

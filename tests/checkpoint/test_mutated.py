@@ -22,8 +22,9 @@ from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.hf import HFSource, write_hf
 from smtrain.errors import SmtrainError
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
+from tests.tiers import examples
 
-COUNT = int(os.environ.get("SMTRAIN_MUTATIONS", "400"))
+COUNT = int(os.environ.get("SMTRAIN_MUTATIONS", examples(400)))
 FIRST = int(os.environ.get("SMTRAIN_FIRST_MUTATION", "0"))
 TARGETS: list[Any] = ["hf", "nxd", "native", "megatron", "nemo-megatron"]
 KINDS = os.environ.get("SMTRAIN_MUTATED", "").split()

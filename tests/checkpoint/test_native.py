@@ -27,6 +27,7 @@ from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
 from smtrain.model.precision import PRECISIONS, Precision
 from tests.checkpoint.models import configs
+from tests.tiers import examples
 
 LLAMA = {
     "model_type": "llama",
@@ -105,7 +106,9 @@ def write(
 
 
 meshes = st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 2), st.integers(1, 3))
-files_are_slow = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+files_are_slow = settings(
+    max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @files_are_slow
@@ -310,31 +313,38 @@ def test_keeping_none_is_no_pruning(tmp_path: Path) -> None:
         prune(tmp_path, 0)
 
 
-@settings(files_are_slow, max_examples=6)
-@given(configs(), meshes, st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 2)), st.sampled_from(PRECISIONS))
+@settings(files_are_slow, max_examples=examples(24))
+@given(
+    configs(), meshes, st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 2)), st.sampled_from(PRECISIONS),
+    st.sampled_from([None, *PRECISIONS]),
+)  # fmt: skip
 def test_a_checkpoint_in_another_cut_keeps_its_state(
-    tmp_path_factory: Any, config: dict[str, Any], old: tuple[int, int, int], new: tuple[int, int], precision: Precision
+    tmp_path_factory: Any,
+    config: dict[str, Any],
+    old: tuple[int, int, int],
+    new: tuple[int, int],
+    precision: Precision,
+    dtype: Precision | None,
 ) -> None:
     shape = ModelShape.from_config(config)
     assume(not shape.mesh_faults(old[0], old[1]) and not shape.mesh_faults(*new))
     folder = tmp_path_factory.mktemp("checkpoint")
     write(manifest.step_folder(folder / "old", 7), config, *old, precision, step=7)
-    for dtype in (None, *PRECISIONS):
-        target = folder / str(dtype)
-        convert(folder / "old", target, to="native", tp=new[0], pp=new[1], dtype=dtype)
-        found = manifest.newest_whole(target)
-        assert found == manifest.step_folder(target, 7)
-        verify(found)
-        was, now = StateReader(folder / "old" / "step_00000007"), StateReader(found)
-        assert (now.manifest.optimizer_steps, now.manifest.state) == (7, {"step": 7})
-        assert now.manifest.precision == (dtype or precision)
-        whole = Layout(shape)
-        for spec in shape.specs:
-            for kind in KINDS:
-                assert torch.equal(now.read(kind, spec.name, whole, 0), was.read(kind, spec.name, whole, 0))
-            trained = was.read("master", spec.name, whole, 0)
-            weights = NativeSource(found).read(spec.name)
-            assert torch.equal(weights, trained.to(weights.dtype))
+    target = folder / "new"
+    convert(folder / "old", target, to="native", tp=new[0], pp=new[1], dtype=dtype)
+    found = manifest.newest_whole(target)
+    assert found == manifest.step_folder(target, 7)
+    verify(found)
+    was, now = StateReader(folder / "old" / "step_00000007"), StateReader(found)
+    assert (now.manifest.optimizer_steps, now.manifest.state) == (7, {"step": 7})
+    assert now.manifest.precision == (dtype or precision)
+    whole, source = Layout(shape), NativeSource(found)
+    for spec in shape.specs:
+        for kind in KINDS:
+            assert torch.equal(now.read(kind, spec.name, whole, 0), was.read(kind, spec.name, whole, 0))
+        trained = was.read("master", spec.name, whole, 0)
+        weights = source.read(spec.name)
+        assert torch.equal(weights, trained.to(weights.dtype))
 
 
 def test_a_damaged_state_is_not_converted(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def load(path: Path) -> dict[str, Any]:
     return held
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("xser", [False, True])
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("release", ["2.15", "2.21"])
@@ -162,6 +163,7 @@ def with_masters(root: Path, config: dict[str, Any], dp: int, **how: Any) -> Pat
     return root / "nnm"
 
 
+@pytest.mark.sample(4)  # each config and each number of ranks
 @pytest.mark.parametrize("dp", [1, 3, 4])
 @pytest.mark.parametrize(("config", "release"), [(FOUR, "2.15"), (TIED, "2.21"), (GPT2, "2.21")])
 def test_master_weights_are_taken_when_asked(tmp_path: Path, config: dict[str, Any], release: Any, dp: int) -> None:

@@ -23,6 +23,7 @@ from smtrain.errors import CheckpointError
 from smtrain.model.families import ModelShape
 from smtrain.model.layout import Layout
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
+from tests.tiers import examples
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "nxd"
 needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is not here: it lies beside the checkout")
@@ -130,7 +131,7 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], int, int, dict[str, Any]]:
 
 
 @given(models(), models().map(lambda m: m[1:3]), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(deadline=None, max_examples=35)
+@settings(deadline=None, max_examples=examples(35))
 def test_there_and_back_is_the_identity(
     tmp_path_factory: pytest.TempPathFactory, model: Any, other: tuple[int, int], dtype: torch.dtype
 ) -> None:
@@ -149,7 +150,7 @@ def test_there_and_back_is_the_identity(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_any_slice_of_any_parameter(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     config, tp, pp, how = data.draw(models())
     root = tmp_path_factory.mktemp("slice")

@@ -248,6 +248,7 @@ def completes(target: Path, content: str, before: dict[str, str] | None) -> None
     assert [p.name for p in target.parent.iterdir()] == [target.name]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("fails", [None, RuntimeError])
 @pytest.mark.parametrize("scenario", BEFORE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cli.test_cli import smtrain
+from tests.cli.commands import here as smtrain
+from tests.cli.test_cli import smtrain as process
 from tests.data.test_exchange import pair
 
 
@@ -26,6 +27,6 @@ def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:
     assert "blocks of 64" in smtrain("data", "export", out, blocks, "--seq-len", "64").stdout
     told = smtrain("data", "import", blocks, str(tmp_path / "back"), "--model", model, "--seq-len", "64")
     assert "samples of 64" in told.stdout
-    told = smtrain("data", "prepare", "hf://x/y", str(tmp_path / "z"), "--model", model, HF_HUB_OFFLINE="1")
+    told = process("data", "prepare", "hf://x/y", str(tmp_path / "z"), "--model", model, HF_HUB_OFFLINE="1")
     assert (told.returncode, told.stdout) == (2, "")
     assert told.stderr.startswith("smtrain: hf://x/y ")

@@ -25,6 +25,7 @@ from smtrain.errors import ConfigError, JobError
 from smtrain.follow.notebook import bundle_of
 from smtrain.follow.progress import Progress
 from smtrain.text import clean, say
+from tests.cli.commands import FOLDER, JOB, calls, words
 
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Everything but tabs and line feeds that a terminal or a text renderer obeys."""
@@ -113,36 +114,23 @@ def job(local_home: Path) -> smtrain.Job:
     return made
 
 
-COMMANDS = (
-    ["status"], ["logs"], ["logs", "--follow", "--plain"], ["logs", "--grep", "hello"], ["stop"], ["download"],
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(("command", "call"), calls("of_job"))
 def test_no_command_passes_an_attack_on(
-    job: smtrain.Job, command: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    job: smtrain.Job, command: str, call: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    more = [str(tmp_path / "to")] if command == ["download"] else []
-    monkeypatch.setattr(sys, "argv", ["smtrain", *command, job.name, *more, "--target", "local"])
+    typed = words(command, call, **{JOB: job.name, FOLDER: str(tmp_path / "to")})
+    monkeypatch.setattr(sys, "argv", ["smtrain", *typed])
     with pytest.raises(SystemExit):
         main()
     out, err = capfd.readouterr()
     assert not STEERING.search(out + err)
-    if command[0] == "status":
+    if command == "status":
         assert "it failed" in out
-    if command[0] == "logs":
+    if command == "logs":
         assert "hello" in out
-
-
-def test_lists_and_tables_are_clean_too(
-    job: smtrain.Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for command in (["list", "--target", "local", "--name", "hostile"], ["pool", "list"]):
-        monkeypatch.setattr(sys, "argv", ["smtrain", *command])
-        with pytest.raises(SystemExit):
-            main()
-    assert not STEERING.search("".join(capfd.readouterr()))
+    if command == "list":
+        assert job.name in out
 
 
 def test_pages_that_are_made_of_it_are_clean(

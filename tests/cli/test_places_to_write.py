@@ -13,13 +13,15 @@ import pytest
 import smtrain
 from smtrain.aws.local_plane import ensure_running
 from smtrain.demo.inputs import save_tokenizer
-from tests.cli.test_wrong_uses import called, tree
-from tests.cli.wrong_uses import Use
+from tests.checkpoint.folders import hf_folder
+from tests.cli.commands import called
+from tests.cli.test_wrong_uses import tree
+from tests.conftest import LLAMA
 
 Told = Callable[[str, str], str]
 OUT = {
     "data prepare": ["data", "prepare", "text.jsonl", "OUT", "--model", "tokenizer", "--seq-len", "8"],
-    "convert": ["convert", "demo://tiny-llama", "OUT", "--to", "nxd", "--tp", "2"],
+    "convert": ["convert", "model", "OUT", "--to", "nxd", "--tp", "2"],
     "download": ["download", "JOB", "OUT", "--target", "local"],
 }
 
@@ -50,11 +52,12 @@ def job(local_home: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with text, a tokenizer and a file."""
+    """A working directory with text, a tokenizer, a model and a file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "text.jsonl").write_text('{"text": "hello world, this is text"}\n' * 4000)
     save_tokenizer(["hello world, this is text"] * 20, tmp_path / "tokenizer", vocabulary=300, end="<end>")
+    hf_folder(tmp_path / "model", LLAMA)
     return tmp_path
 
 
@@ -75,7 +78,7 @@ def told(job: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def sentence(words: list[str], patch: pytest.MonkeyPatch) -> str:
-    status, printed, err = called(Use(tuple(words)), patch)
+    status, printed, err = called(words, patch)
     lines = [line for line in err.splitlines() if not line.startswith("prepare: ")]
     assert (status, len(lines), "Errno" in err, "Traceback" in err) == (2, 1, False, False), printed + err
     return lines[0]

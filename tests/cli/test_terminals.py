@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from smtrain.text import span, wrapped
+from tests.cli.commands import here
+from tests.cli.test_cli import smtrain
 from tests.data.writer import IndexedWriter
 
 ESCAPE = re.compile(r"\x1b")
 EXAMPLE = Path(__file__).parents[2] / "examples/llama-2-70b-trn1.yaml"
-COMMANDS = {
+KINDS = {
     "help": (["--help"], 0, "smtrain COMMAND"),
     "options": (["launch", "--help"], 0, "--stage"),
     "plan": (["plan", str(EXAMPLE)], 0, "ml.trn1.32xlarge"),
@@ -67,11 +69,12 @@ def on_a_terminal(
     return process.wait(60), out.decode("utf-8").replace("\r\n", "\n")
 
 
+@pytest.mark.sample(5)  # each place and each command
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("command", ["plan", "options", "fault"])
 def test_there_is_something_to_read_on_every_terminal(place: str, command: str) -> None:
     columns, environment = PLACES[place]
-    arguments, status, word = COMMANDS[command]
+    arguments, status, word = KINDS[command]
     left, told = on_a_terminal(columns, arguments, environment)
     assert left == status, told
     assert word in " ".join(re.sub(r"\x1b\[[0-9;]*m", "", told).split())
@@ -82,13 +85,11 @@ def test_there_is_something_to_read_on_every_terminal(place: str, command: str) 
         assert told.isascii()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_pipe_gets_text_alone(command: str) -> None:
-    arguments, status, word = COMMANDS[command]
-    done = subprocess.run(
-        [sys.executable, "-m", "smtrain", *arguments], capture_output=True, text=True, check=False,
-        env={**os.environ, "TERM": "xterm-256color"},
-    )  # fmt: skip
+@pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.full)], ids=["here", "process"])
+@pytest.mark.parametrize("command", KINDS)
+def test_a_pipe_gets_text_alone(command: str, process: bool) -> None:
+    arguments, status, word = KINDS[command]
+    done = (smtrain if process else here)(*arguments, TERM="xterm-256color")
     assert done.returncode == status
     assert word in done.stdout + done.stderr
     assert not ESCAPE.search(done.stdout + done.stderr)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
 import os
@@ -18,9 +16,10 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain import SmtrainError, cli
+from smtrain import SmtrainError
 from smtrain.config.training import Train
 from smtrain.iam import policies
+from tests.cli.commands import COMMANDS, called, in_the_package
 from tests.cli.wrong_uses import Use, uses, world
 from tests.conftest import LLAMA
 
@@ -63,20 +62,6 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
 
 
-def called(use: Use, patch: pytest.MonkeyPatch) -> tuple[object, str, str]:
-    """Status, stdout and stderr of a call in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    patch.setattr(sys, "argv", ["smtrain", *use.words])
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-        except SystemExit as left:
-            return left.code, out.getvalue(), err.getvalue()
-        except BaseException:
-            return "a traceback", out.getvalue(), traceback.format_exc()
-    return None, out.getvalue(), err.getvalue()
-
-
 def wrong(use: Use, status: object, out: str, err: str) -> str:
     """What is wrong with an answer; empty if nothing is."""
     lines = [line for line in err.splitlines() if not line.startswith("prepare: ")]
@@ -94,13 +79,20 @@ def wrong(use: Use, status: object, out: str, err: str) -> str:
     return "" if use.said in err else f"does not say {use.said}"
 
 
-def test_every_wrong_use_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = uses()
+def test_every_command_has_a_row() -> None:
+    """Of `COMMANDS`, by which tests walk them all."""
+    assert sorted(in_the_package()) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.full)], ids=["some of each", "the rest"])
+def test_every_wrong_use_is_a_sentence(rest: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = uses(every=False)
+    cases = [use for use in uses() if use not in some] if rest else some
     print(len(cases), "wrong uses")
-    assert len(cases) >= 250
+    assert len(cases) >= 200
     before, failures = tree(folder), []
     for use in cases:
-        status, out, err = called(use, monkeypatch)
+        status, out, err = called(use.words, monkeypatch)
         why = wrong(use, status, out, err)
         if (after := tree(folder)) != before:
             why, before = f"{why} writes {sorted(after.keys() ^ before.keys())}", after

@@ -10,57 +10,9 @@ from typing import Any
 
 import yaml
 
-from smtrain.cli import COMMANDS
+from tests.cli.commands import COMMANDS, GROUPS, calls, words
 
-SUBCOMMANDS = {
-    "cluster": ("template", "post-install"),
-    "iam": ("policy",),
-    "checkpoint": ("inspect", "diff", "verify"),
-    "data": ("prepare", "merge", "split", "inspect", "report", "export", "import"),
-    "config": ("schema", "show"),
-    "pool": ("list", "release"),
-    "local": ("status", "stop", "clean"),
-    "image": ("build", "verify", "pull", "tiny"),
-}
-# What a command is called with, and nothing is wrong with.
-TAKES = {
-    "plan": ["run.yaml"],
-    "check": ["run.yaml"],
-    "cluster template": ["run.yaml", "--set", "cluster.shared=/fsx/smtrain"],
-    "iam policy": ["run.yaml"],
-    "run": ["run.yaml", "--dry-run"],
-    "launch": ["run.yaml", "--dry-run"],
-    "pipeline": ["run.yaml"],
-    "tune": ["run.yaml", "--over", "train.lr=1e-4,2e-4", "--budget", "0.01"],
-    "config show": ["run.yaml"],
-    "status": ["job"],
-    "compare": ["a.jsonl", "b.jsonl"],
-    "report": ["run"],
-    "tensorboard": ["run"],
-    "logs": ["job"],
-    "stop": ["job"],
-    "download": ["job", "to"],
-    "convert": ["model", "to", "--to", "nxd"],
-    "chat": ["model"],
-    "serve": ["model"],
-    "deploy": ["model", "--instance", "ml.g6e.xlarge"],
-    "undeploy": ["endpoint"],
-    "push": ["model", "me/llama"],
-    "register": ["run", "--instance", "ml.g6e.xlarge"],
-    "generate": ["model"],
-    "checkpoint inspect": ["model"],
-    "checkpoint diff": ["model", "model"],
-    "checkpoint verify": ["model"],
-    "evaluate": ["model", "--tasks", "mmlu"],
-    "data prepare": ["text", "to", "--model", "model"],
-    "data merge": ["a", "to"],
-    "data split": ["a", "to", "1", "1"],
-    "data inspect": ["a"],
-    "data report": ["text"],
-    "data export": ["a", "to"],
-    "data import": ["a", "to", "--model", "model"],
-}
-WITH_CONFIG = [name for name, words in TAKES.items() if words[0] == "run.yaml"]
+WITH_CONFIG = [name for name, command in COMMANDS.items() if command.needs == "config"]
 FILES: dict[str, bytes] = {
     "list.yaml": b"- 1\n- 2\n",
     "text.yaml": b"just words\n",
@@ -129,101 +81,53 @@ def world(folder: Path, raw: dict[str, Any]) -> None:
     (folder / "bad.jsonl").write_text('{"txt": 1}\nnot json\n')
 
 
-def commands() -> Iterator[str]:
-    for name in COMMANDS:
-        yield from [f"{name} {sub}" for sub in SUBCOMMANDS[name]] if name in SUBCOMMANDS else [name]
-
-
 def of_the_command_line() -> Iterator[Use]:
     """Commands and options that there are not, words too many or too few, values of another kind."""
-    for words in (["strt"], ["Plan"], ["--verbose"], ["-x"], [""], ["plan.yaml"], ["help"], ["trian"]):
-        yield Use(tuple(words))
-    for group in SUBCOMMANDS:
+    for word in ("strt", "Plan", "--verbose", "-x", "", "plan.yaml", "help", "trian"):
+        yield Use((word,))
+    for group in GROUPS:
         yield Use((group,), "missing command")
         yield Use((group, "nothing"), "no such command")
-    for name in commands():
-        words = name.split()
-        taken = TAKES.get(name, [])
-        yield Use((*words, *taken, "--no-such-option"), "no such option")
-        if name not in ("plan", "data prepare", "data merge", "data split", "data report", "compare", "generate"):
-            yield Use((*words, *taken, "one", "word", "too", "many"), "unexpected extra argument")
-        if taken:
-            yield Use(tuple(words), "missing argument")
-            yield Use((*words, *taken[:-1]) if name not in ("launch", "run") else tuple(words))
-    for words in (
-        ["plan", "run.yaml", "--rank", "beauty"], ["plan", "run.yaml", "--budget", "much"],
-        ["plan", "run.yaml", "--budget", "-1"], ["plan", "run.yaml", "--budget", "nan"],
-        ["plan", "run.yaml", "--deadline", "-1"], ["plan", "run.yaml", "--deadline", "inf"],
-        ["plan", "run.yaml", "--machines", "two"], ["plan", "run.yaml", "--machines", "ml.trn1.32xlarge:0"],
-        ["plan", "run.yaml", "--machines", "ml.trn1.32xlarge:x"], ["plan", "run.yaml", "--machines", "ml.no.such:1"],
-        ["plan", "run.yaml", "--machines", ""], ["plan", "run.yaml", "--prices", "nowhere.toml"],
-        ["plan", "run.yaml", "--prices", "run.yaml"], ["plan", "run.yaml", "--prices", "text"],
-        ["plan", "run.yaml", "--model", "nowhere"], ["plan", "run.yaml", "--model", ""],
-        ["plan", "run.yaml", "--model", "list-model"], ["plan", "run.yaml", "nowhere.yaml"],
-        ["plan", "run.yaml", "--machines", "box:1"], ["plan", "run.yaml", "--machine-file", "nowhere.yaml"],
-        ["plan", "run.yaml", "--machine-file", "list.yaml"], ["plan", "run.yaml", "--machine-file", "binary.yaml"],
-        ["plan", "run.yaml", "--machine-file", "text"], ["plan", "run.yaml", "--machine-file", "run.yaml"],
-        ["plan", "run.yaml", "--measured", "-1"], ["plan", "run.yaml", "--measured", "nan"],
-        ["plan", "run.yaml", "--measured", "nowhere.jsonl"], ["plan", "run.yaml", "--measured", "run.yaml"],
-        ["plan", "run.yaml", "run.yaml", "--measured", "5"], ["plan", "run.yaml", "--tokens", "5"],
-        ["plan", "run.yaml", "run.yaml", "--tokens", "0"], ["plan", "run.yaml", "run.yaml", "--tokens", "inf"],
-        ["plan", "run.yaml", "--probe", "box"], ["plan", "--probe", ""], ["plan", "--probe", "Ml.Box"],
-        ["plan", "run.yaml", "--set", "machines=5"], ["plan", "run.yaml", "--set", "machines.box=5"],
-        ["plan", "run.yaml", "--set", "machines.box.tflops=-1"],
-        ["plan", "run.yaml", "--set", "machines.Box!.tflops=1"],
-        ["launch", "run.yaml", "--stage", "nap"], ["launch", "run.yaml", "--target", "moon"],
-        ["launch", "run.yaml", "--from-step", "-1", "--dry-run"], ["launch", "run.yaml", "--from-step", "x"],
-        ["launch", "run.yaml", "--upload"], ["run", "run.yaml", "--upload"],
-        ["launch", "run.yaml", "--every", "soon"], ["launch", "run.yaml", "--every", "-1s"],
-        ["run", "run.yaml", "--every", "soon"], ["run", "run.yaml", "--target", ""],
-        ["run", "run.yaml", "--from-step", "-1", "--dry-run"], ["run", "run.yaml", "--download", ""],
-        ["run", "run.yaml", "--download", "run.yaml"],
-        ["check", "run.yaml", "--stage", "nap"], ["check", "run.yaml", "--target", "x"],
-        ["check", "run.yaml", "--endpoint", "a b"], ["iam", "policy", "run.yaml", "--endpoint", ""],
-        ["iam", "policy", "run.yaml", "--group", "a_b"], ["check", "run.yaml", "--pipeline", ""],
-        ["list", "--limit", "0"], ["list", "--limit", "x"], ["list", "--target", "x"],
-        ["image", "build", "run.yaml", "--print", "--push", "x"], ["image", "verify", "x", "--set", "train.lr=1"],
-        ["image", "build", "run.yaml", "--context", "run.yaml"], ["image", "pull", "smtrain-no-such-image:1"],
-        ["images", "--engine", "cuda"], ["images", "--region", ""], ["images", "--region", "moon"],
-        ["logs", "no-such-job", "--grep", "("], ["logs", "no-such-job", "--since", "soon"],
-        ["logs", "no-such-job", "--tail", "-1"], ["logs", "no-such-job", "--every", "0x"],
-        ["logs", "no-such-job", "--host", "algo-9"],
-        ["pool", "release"], ["pool", "release", "job", "--all"], ["pool", "release", ""],
-        ["local", "clean", "--older-than", "soon"], ["local", "clean", "--older-than", "-1d"],
-        ["demo", "--out", ""], ["demo", "--out", "run.yaml"], ["demo", "--set", "train"],
-        ["demo", "--set", "train.lr=x"], ["demo", "--tiny", "--set", "train.lr=x"], ["demo", "--tiny", "--out", ""],
-        ["demo", "--tiny", "tiny"], ["demo", "--set", "train.adapter.rank=0"],
-    ):  # fmt: skip
-        yield Use(tuple(words))
+    for name, command in COMMANDS.items():
+        yield Use((*words(name, command.works), "--no-such-option"), "no such option")
+        if not command.any_number:
+            yield Use((*words(name, command.works), "one", "word", "too", "many"), "unexpected extra argument")
+        if command.works:
+            yield Use(words(name, ""), "missing argument")
+            yield Use(words(name, command.works)[:-1] if name not in ("launch", "run") else (name,))
+    for name, call in calls("wrong"):
+        yield Use(words(name, call))
 
 
-def of_configs() -> Iterator[Use]:
+def of_configs(every: bool) -> Iterator[Use]:
+    """Without `every`, each file and each setting with one command, and each command with some files."""
     files = [*FILES, "nowhere.yaml", "an-empty-folder", "", "model/config.json", "text/a.jsonl"]
-    for name in WITH_CONFIG:
-        for file in files:
-            yield Use((*name.split(), file, *(["--dry-run"] if "--dry-run" in TAKES[name] else [])))
-    for text in SETS:
-        for name in ("run", "plan"):
+    for n, name in enumerate(WITH_CONFIG):
+        dry = ["--dry-run"] if "--dry-run" in COMMANDS[name].works else []
+        for file in files if every else files[n :: len(WITH_CONFIG)]:
+            yield Use((*name.split(), file, *dry))
+    for n, text in enumerate(SETS):
+        for name in ("run", "plan") if every else ("run", "plan")[n % 2 :][:1]:
             if name == "plan" and text.startswith("target="):
                 continue  # a plan has a target of its own
-            yield Use((name, "run.yaml", *TAKES[name][1:], "--set", text))
+            yield Use((name, "run.yaml", *(["--dry-run"] if name == "run" else []), "--set", text))
     for text in ("data.path=an-empty-folder", "data.path=hidden", "data.path=pictures", "data.path=pictures.png",
                  "data.path=empty.jsonl", "data.path=mixed", "model.path=broken-model", "model.path=list-model",
                  "model.path=text", "data.prepared=a-dataset", "data.path=model",
                  "model.path=an-empty-folder"):  # fmt: skip
-        for words in (
+        for more in (
             ["run", "run.yaml"],
             ["launch", "run.yaml", "--stage", "prepare"],
             ["run", "run.yaml", "--dry-run"],
         ):
-            yield Use((*words, "--set", text))
+            yield Use((*more, "--set", text))
 
 
 def of_jobs() -> Iterator[Use]:
     for job in NAMES:
-        for words in (["status", job], ["logs", job], ["stop", job], ["download", job, "to"], ["pool", "release", job],
+        for call in (["status", job], ["logs", job], ["stop", job], ["download", job, "to"], ["pool", "release", job],
                       ["report", job], ["tensorboard", job, "--out", "to"]):  # fmt: skip
-            yield Use(tuple(words))
+            yield Use(tuple(call))
     for folder in ("", " ", "run.yaml"):
         yield Use(("download", "no-such-job", folder))
     yield Use(("download", "no-such-job", "to", "--what", "money"))
@@ -301,14 +205,14 @@ def of_data() -> Iterator[Use]:
         yield Use(("data", "split", dataset, "to", "1", "1"))
         yield Use(("data", "export", dataset, "to"))
         yield Use(("data", "import", dataset, "to", "--model", "tokenizer"))
-    for words in (["inspect"], ["merge", "a"], ["export"]):
-        last = ["to"] if words != ["inspect"] else []
-        yield Use(("data", *words, "s3://bucket/tokens", *last), "not a folder of this machine")
-    for words in (["split", "a", "to", "1"], ["split", "a", "to", "0", "1"], ["split", "a", "to", "x", "1"],
+    for call in (["inspect"], ["merge", "a"], ["export"]):
+        last = ["to"] if call != ["inspect"] else []
+        yield Use(("data", *call, "s3://bucket/tokens", *last), "not a folder of this machine")
+    for call in (["split", "a", "to", "1"], ["split", "a", "to", "0", "1"], ["split", "a", "to", "x", "1"],
                   ["split", "a", "to", "nan", "1"], ["split", "a", "to", "--", "-1", "1"], ["merge", "a"],
                   ["merge", "a", "taken"], ["split", "a", "", "1", "1"], ["merge", "a", ""],
                   ["export", "a", "to", "--seq-len", "0"]):  # fmt: skip
-        yield Use(("data", *words))
+        yield Use(("data", *call))
 
 
 def of_talks() -> Iterator[Use]:
@@ -352,12 +256,12 @@ def of_talks() -> Iterator[Use]:
         ("compute.instance_count=1,2", "only keys of train"), ("train.seq_len=8,16", "stage prepare makes"),
     ):  # fmt: skip
         yield Use(("tune", "run.yaml", "--over", over), said)
-    for words, said in (
+    for call, said in (
         ([], "--over"), (["--max-jobs", "0"], "--max-jobs"), (["--max-jobs", "1"], "2 combinations"),
         (["--parallel", "0"], "--parallel"), (["--budget", "nan"], "--budget"), (["--budget", "0.01"], "the budget of"),
         (["--out", "run.yaml"], "run.yaml is a file"), (["--dry-run"], "--target aws"),
     ):  # fmt: skip
-        yield Use(("tune", "run.yaml", *(["--over", "train.lr=1e-4,2e-4"] if words else []), *words), said)
+        yield Use(("tune", "run.yaml", *(["--over", "train.lr=1e-4,2e-4"] if call else []), *call), said)
     for more in (["--port", "0"], ["--port", "x"], ["--server", "tgi"], ["--option", "=1"]):
         yield Use(("serve", "tokenizer", *more))
 
@@ -399,7 +303,7 @@ def of_the_issue() -> Iterator[Use]:
         ("target=moon", "target: got 'moon'"),
     ):  # fmt: skip
         yield Use(("run", "run.yaml", "--dry-run", "--set", text), said)
-    for words, said in (
+    for call, said in (
         (["plan", "run.yaml", "--budget", "-1"], "--budget"), (["plan", "run.yaml", "--budget", "nan"], "--budget"),
         (["plan", "twice.yaml"], "'model' is written twice"), (["plan", "itself.yaml"], "alias to itself"),
         (["plan", "binary.yaml"], "is not a text file"), (["status", ""], "'' cannot be a job's name"),
@@ -413,18 +317,18 @@ def of_the_issue() -> Iterator[Use]:
         (["convert", "model", "model", "--to", "nxd"], "overlap"),
         (["init", "run.yaml", "--model", "model", "--data", "text", "--machines", "here"], "run.yaml"),
     ):  # fmt: skip
-        yield Use(tuple(words), said)
+        yield Use(tuple(call), said)
 
 
-def uses() -> list[Use]:
-    """Every wrong use, once."""
-    every = [
+def uses(every: bool = True) -> list[Use]:
+    """Every wrong use, once; or some of each kind."""
+    found = [
         *of_the_issue(),
         *of_the_command_line(),
-        *of_configs(),
+        *of_configs(every),
         *of_jobs(),
         *of_checkpoints(),
         *of_data(),
         *of_talks(),
     ]
-    return list(dict.fromkeys(every))
+    return list(dict.fromkeys(found))

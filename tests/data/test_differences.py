@@ -18,6 +18,7 @@ from smtrain.data import unlike_characters
 from smtrain.data.differences import compared
 from smtrain.data.encoder import Encoder, Giga, Plain, choose
 from smtrain.data.reading import strings
+from tests.tiers import examples
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/tokenizer-differences"
 
@@ -95,7 +96,7 @@ MARKS = [*(chr(c) for c in range(0x300, 0x20F1, 7) if combining(chr(c))), *"\u07
 
 
 @given(st.lists(st.text(st.sampled_from(MARKS))))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_marks_in_any_order(folders: dict[str, Path], texts: list[str]) -> None:
     pair = _encoders(folders["qwen2"])
     assert same(pair, texts)

@@ -24,7 +24,7 @@ from smtrain.data.progress import DataProgress
 from smtrain.data.sft import prepare_sft
 from smtrain.data.summary import inspect
 from smtrain.errors import DataError
-from tests.cli.test_cli import smtrain
+from tests.cli.commands import here as smtrain
 from tests.data.chats import talk, tokenizer, write
 from tests.data.interruptions import goes_on_after_every_block
 

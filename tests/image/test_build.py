@@ -16,7 +16,7 @@ from smtrain.image.build import recipe
 from smtrain.image.lock import Interpreter, Pin
 from smtrain.job.look import Contents
 from smtrain.job.wheels import lock_file
-from tests.cli.test_cli import smtrain
+from tests.cli.commands import here as smtrain
 from tests.image.test_lock import index, wheel
 
 __all__ = ["index"]

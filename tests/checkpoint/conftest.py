@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.unsynced import unsynced
+
+__all__ = ["unsynced"]
