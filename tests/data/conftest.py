@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from smtrain.demo.inputs import save_tokenizer
+from tests.unsynced import unsynced
+
+__all__ = ["unsynced"]
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "megatron"
 

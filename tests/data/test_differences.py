@@ -43,9 +43,21 @@ def folders(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dic
     return made
 
 
+class Encoders(dict[str, tuple[Giga, Plain]]):
+    """Both encoders of each tokenizer, made when first asked for."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        super().__init__()
+        self.folders = folders
+
+    def __missing__(self, name: str) -> tuple[Giga, Plain]:
+        self[name] = Giga(self.folders[name]), Plain(self.folders[name])
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def encoders(folders: dict[str, Path]) -> dict[str, tuple[Giga, Plain]]:
-    return {name: (Giga(folder), Plain(folder)) for name, folder in folders.items()}
+def encoders(folders: dict[str, Path]) -> Encoders:
+    return Encoders(folders)
 
 
 def same(pair: tuple[Encoder, Encoder], texts: list[str]) -> bool:
@@ -65,15 +77,13 @@ NKO, ARABIC, TELUGU, MALAYALAM = (f"a{c}\u0334b\u0334{c}" for c in "\u07fd\u08ca
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
 @pytest.mark.parametrize("text", [NEW, NKO, ARABIC, TELUGU, MALAYALAM], ids=["new", "nko", "arabic", "telugu", "mal"])
-def test_what_was_seen_to_go_wrong_in_the_middle_of_a_corpus(
-    encoders: dict[str, tuple[Giga, Plain]], name: str, text: str
-) -> None:
+def test_what_was_seen_to_go_wrong_in_the_middle_of_a_corpus(encoders: Encoders, name: str, text: str) -> None:
     plain = [f"ordinary text {i} with “quotes” and 漢字 " * 40 for i in range(30)]
     late = "x" * 5_000 + text  # where no sample looks
     assert same(encoders[name], [*plain, late, *plain, text, f"{late} {text}"])
 
 
-def test_without_the_table_it_did_go_wrong(encoders: dict[str, tuple[Giga, Plain]]) -> None:
+def test_without_the_table_it_did_go_wrong(encoders: Encoders) -> None:
     """Or the table would not be needed, and the tests above would show nothing."""
     from smtrain.data.encoder import _giga
 
@@ -84,7 +94,7 @@ def test_without_the_table_it_did_go_wrong(encoders: dict[str, tuple[Giga, Plain
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2"])
 def test_every_tenth_character_of_the_table_and_as_many_others(
-    script: ModuleType, encoders: dict[str, tuple[Giga, Plain]], name: str
+    script: ModuleType, encoders: Encoders, name: str
 ) -> None:
     draw = random.Random(3)
     known = points(unlike_characters.UNLIKE)
@@ -97,18 +107,11 @@ MARKS = [*(chr(c) for c in range(0x300, 0x20F1, 7) if combining(chr(c))), *"\u07
 
 @given(st.lists(st.text(st.sampled_from(MARKS))))
 @settings(max_examples=examples(60), deadline=None)
-def test_marks_in_any_order(folders: dict[str, Path], texts: list[str]) -> None:
-    pair = _encoders(folders["qwen2"])
-    assert same(pair, texts)
+def test_marks_in_any_order(encoders: Encoders, texts: list[str]) -> None:
+    assert same(encoders["qwen2"], texts)
 
 
-def _encoders(folder: Path, made: dict[Path, tuple[Giga, Plain]] = {}) -> tuple[Giga, Plain]:  # noqa: B006
-    if folder not in made:
-        made[folder] = (Giga(folder), Plain(folder))
-    return made[folder]
-
-
-def test_only_documents_that_hold_one_are_taken_from_gigatoken(encoders: dict[str, tuple[Giga, Plain]]) -> None:
+def test_only_documents_that_hold_one_are_taken_from_gigatoken(encoders: Encoders) -> None:
     giga, _ = encoders["qwen2"]
     texts = strings(["ordinary", "\u0628\u064e\u0651", "“a\u08ca”", "漢" * 99 + "\u088f", "", "\u088f"])
     assert giga._differences.find(texts).tolist() == [2, 3, 5]

@@ -16,6 +16,7 @@ from smtrain.data.manifest import DatasetManifest
 from smtrain.data.packed import WithinDocuments
 from smtrain.errors import DataError
 from tests.data.writer import IndexedWriter
+from tests.tiers import examples
 
 SEQ_LEN = 8
 # lengths of the sequences of each document; an empty document has none
@@ -59,7 +60,7 @@ PART = st.lists(DOCUMENT, min_size=1, max_size=20).filter(lambda ds: sum(map(sum
 
 
 @given(parts=st.lists(PART, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_segments_are_the_documents_and_no_label_reaches_over_their_ends(
     tmp_path_factory: pytest.TempPathFactory, parts: list[Documents]
 ) -> None:

@@ -107,6 +107,7 @@ print(json.dumps([row["name"] for row in made.sources]))
 
 
 @pytest.mark.slow
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["csv", "arrow"])
 def test_all_machines_read_the_commit_that_the_first_was_told(
     form: str, tmp_path: Path, tokenizer_folder: Path

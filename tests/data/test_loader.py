@@ -19,6 +19,7 @@ from smtrain.data.manifest import DatasetManifest
 from smtrain.data.order import Order, epoch_order
 from smtrain.errors import DataError
 from tests.data.writer import IndexedWriter
+from tests.tiers import examples
 
 SEQ_LEN = 4
 
@@ -105,7 +106,7 @@ def test_all_ranks_over_an_epoch_see_every_sample_once(
 
 
 @given(size=st.integers(1, 8), share=st.integers(1, 5), epoch=st.integers(0, 2), seed=st.integers(0, 2**63))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_what_all_ranks_read_over_an_epoch_is_the_dataset_exactly_once(
     folder: Path, size: int, share: int, epoch: int, seed: int
 ) -> None:
@@ -129,7 +130,7 @@ def test_what_all_ranks_read_over_an_epoch_is_the_dataset_exactly_once(
     steps=st.integers(1, 3),
     start=st.integers(0, 200),
 )
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_another_number_of_ranks_continues_exactly(folder: Path, sizes: list[int], steps: int, start: int) -> None:
     batch, consumed = math.lcm(*sizes), start
     for size in sizes:

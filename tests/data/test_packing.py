@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.data.packing import Packing, first_fit
+from tests.tiers import examples
 
 SIZES = st.lists(st.integers(1, 16), min_size=1, max_size=200).map(np.array)
 
 
 @given(sizes=SIZES, seed=st.integers(0, 2**63))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_every_epoch_has_every_sample_once_in_rows_that_hold_them(sizes: np.ndarray, seed: int) -> None:
     packing = Packing(seed, sizes, 16)
     index = 0
@@ -26,7 +27,7 @@ def test_every_epoch_has_every_sample_once_in_rows_that_hold_them(sizes: np.ndar
 
 
 @given(sizes=SIZES, asked=st.lists(st.integers(0, 300), min_size=1, max_size=20))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_a_row_is_the_same_in_whatever_order_rows_are_asked_for(sizes: np.ndarray, asked: list[int]) -> None:
     one = Packing(7, sizes, 16)
     for index in asked:

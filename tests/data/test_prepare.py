@@ -326,10 +326,10 @@ if __name__ == "__main__":
 """
 
 
-def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(int(os.environ.get("SMTRAIN_KILLS", "4")), marks=pytest.mark.full)])
+def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, tokenizer_folder: Path, kills: int) -> None:
     """$SMTRAIN_KILLS sets how often; each is at a random place of the run, and none does marked blocks again."""
     draw = random.Random(int(os.environ.get("SMTRAIN_KILLS_SEED", "7")))
-    kills = int(os.environ.get("SMTRAIN_KILLS", "4"))
     words = [f"word{i}" for i in range(40)]
     for name in ("a", "b"):
         rows = [{"text": " ".join(draw.choices(words, k=draw.randint(0, 200)))} for _ in range(150)]

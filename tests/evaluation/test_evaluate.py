@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from smtrain.evaluation.harness import Tasks
 from smtrain.evaluation.mmlu import subjects_in, write_tasks
 from smtrain.evaluation.progress import HarnessProgress
 from smtrain.job.request import _metrics
+from tests import warm
 from tests.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
 from tests.extras import need
 from tests.model.test_generate import make
@@ -60,7 +62,23 @@ def base(model: Path) -> Path:
     return folder
 
 
-def by_hand(model: Path, tasks: Path, names: str, out: Path, *more: str) -> dict[str, Any]:
+def by_library(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any]:
+    """The harness's own function, without the index of all tasks that it brings along."""
+    import datasets
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", out / "cache")
+        told = lm_eval.simple_evaluate(
+            "hf", f"pretrained={model}", names.split(","), num_fewshot=3, batch_size=8, device="cpu",
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        )  # fmt: skip
+    found: dict[str, Any] = told["results"]
+    return found
+
+
+def by_hand(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any]:
     """The harness's own command."""
     environment = {
         **os.environ,
@@ -72,7 +90,7 @@ def by_hand(model: Path, tasks: Path, names: str, out: Path, *more: str) -> dict
         [
             sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={model}",
             "--tasks", names, "--include_path", str(tasks), "--batch_size", "8", "--device", "cpu",
-            "--output_path", str(out), *more,
+            "--output_path", str(out), "--num_fewshot", "3",
         ],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -100,12 +118,12 @@ def theirs(folder: Path, parquet: Path) -> Path:
     return folder
 
 
-def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [by_library, pytest.param(by_hand, marks=pytest.mark.full)], ids=["library", "command"])
+def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(
+    model: Path, tmp_path: Path, by: Callable[..., dict[str, Any]]
+) -> None:
     parquet = as_parquet(tmp_path / "mmlu")
-    known = by_hand(
-        model, theirs(tmp_path / "tasks", parquet), "by_hand_anatomy,by_hand_college_physics", tmp_path / "out",
-        "--num_fewshot", "3",
-    )  # fmt: skip
+    known = by(model, theirs(tmp_path / "tasks", parquet), "by_hand_anatomy,by_hand_college_physics", tmp_path / "out")
     made = evaluate(model, None, Asked(("mmlu",), parquet, num_fewshot=3), quiet)
     rows = {row["task"]: row for row in made["results"]}
     for subject, count in SUBJECTS.items():
@@ -251,6 +269,20 @@ def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Pa
     assert "6 requests are longer than the model's positions and were cut at the beginning" in said
 
 
+OFFLINE = """
+import runpy, socket, sys
+
+def refused(self, address):
+    if self.family != socket.AF_UNIX:
+        raise SystemExit(f"asked the network for {{address}}")
+
+socket.socket.connect = refused
+sys.path.insert(0, {script!r}.rpartition("/")[0])
+sys.argv = [{script!r}]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
 def cut_off() -> bool:
     """Whether this machine lets a process leave the network."""
     if shutil.which("unshare") is None:
@@ -258,8 +290,12 @@ def cut_off() -> bool:
     return subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.skipif(not cut_off(), reason="a user may not make network namespaces here")
-def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_path: Path) -> None:
+CUT_OFF = [pytest.mark.full, pytest.mark.skipif(not cut_off(), reason="a user may not make network namespaces here")]
+
+
+@pytest.mark.parametrize("network", [True, pytest.param(False, marks=CUT_OFF)], ids=["", "cut off"])
+def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_path: Path, network: bool) -> None:
+    """In the gate only its sockets are refused, as it is a copy of a Python that has imported torch."""
     shell = Shell(tmp_path / "ml")
     for name, folder in (("model", model), ("base", base), ("tasks", as_parquet(tmp_path / "mmlu"))):
         shell.channel(name, folder)
@@ -269,11 +305,14 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     )
     (shell.root / "input/data/config/config.json").write_text(json.dumps(told.for_stage("evaluate")))
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    done = subprocess.run(
-        ["unshare", "-rn", sys.executable, str(REPO / "entrypoints/evaluate.py")],
-        env={**kept, "SMTRAIN_ML_ROOT": str(shell.root), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    kept |= {"SMTRAIN_ML_ROOT": str(shell.root), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+    script = REPO / "entrypoints/evaluate.py"
+    if network:
+        (tmp_path / "offline.py").write_text(OFFLINE.format(script=str(script)))
+        done = warm.run([tmp_path / "offline.py"], kept)
+    else:
+        command = ["unshare", "-rn", sys.executable, str(script)]
+        done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     made = json.loads((shell.root / "model/evaluation.json").read_text())
     assert {row["task"]: row["n"] for row in made["results"]}["mmlu"] == 6

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from smtrain.checkpoint.export import export
+from tests import warm
 from tests.model import generations as g
 
 REPOSITORY = Path(__file__).parents[2]
@@ -43,8 +44,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _run_here(models: Path, out: Path) -> dict[str, Any]:
+    """With the installed transformers, which a warm Python has imported."""
+    script = out.with_suffix(".py")
+    script.write_text(
+        f"import sys; from pathlib import Path; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from tests.model.generations import main\nmain(*map(Path, sys.argv[1:]))\n"
+    )
+    done = warm.run([script, out, models], {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"})
+    assert done.returncode == 0, done.stderr
+    return torch.load(out)
+
+
 def _run(models: Path, out: Path, packages: str | None) -> dict[str, Any]:
-    path = os.pathsep.join(str(p) for p in (packages and Path(sys.prefix) / packages, REPOSITORY) if p)
+    if packages is None:
+        return _run_here(models, out)
+    path = os.pathsep.join(map(str, (Path(sys.prefix) / packages, REPOSITORY)))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, "-m", "tests.model.generations", str(out), str(models)]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
@@ -57,7 +72,7 @@ def installed(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return _run(models, tmp_path_factory.mktemp("installed") / "found.pt", None)
 
 
-@pytest.fixture(scope="module", params=OTHERS)
+@pytest.fixture(scope="module", params=[pytest.param(release, marks=pytest.mark.full) for release in OTHERS])
 def other(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = OTHERS[request.param]
     if not (Path(sys.prefix) / folder).is_dir():

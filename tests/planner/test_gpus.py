@@ -20,6 +20,7 @@ from smtrain.planner.calibration import (
     residual,
 )
 from smtrain.planner.machines import Machine, Mesh, Work, named_shape
+from smtrain.planner.memory import worst_core
 from smtrain.planner.search import search
 from smtrain.planner.throughput import Coefficients, exchange_time, step_time
 
@@ -161,3 +162,15 @@ def test_the_published_study_plans_checks_and_is_written_as_requests(name: str) 
         request = smtrain.request(file)
         assert kind in request["ResourceConfig"]["InstanceType"]
         assert smtrain.load_config(file).train.engine == engine
+
+
+def test_what_a_gpu_holds_is_the_sum_of_its_parts() -> None:
+    shape = named_shape("llama-3.1-8b")
+    assert shape is not None
+    work = Work(shape, 4096, 256, gathers_again=False)  # as engine native has it
+    held = worst_core(work, Machine.of("ml.p4d.24xlarge", 2), Mesh(8, 1, 2, 1, "selective", True))[1]
+    share = shape.parameters() / 8
+    state = 2 * share + 4 * share + 12 * share / 2  # bf16, gradients in fp32, masters and two moments over dp 2
+    assert held.weights + held.gradients + held.optimizer == pytest.approx(state, rel=0.001)
+    assert held.runtime == 2**30
+    assert held.total / 2**30 == pytest.approx(17.14, rel=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,15 +21,29 @@ def worlds() -> Iterator[dict[int, World]]:
         world.stop()
 
 
+# In the gate: each family, precision and way to recompute, and each direction of the mesh.
+GATE = {
+    ("llama", "221 m1 bf16 sp"), ("mistral", "121 m1 full"), ("qwen2", "211 m4 full sp"), ("qwen3", "211 m2 selective"),
+    ("gpt_neox", "112 m2 bf16"),
+}  # fmt: skip
+ADAPTED_GATE = {("gpt_neox", "111 m2 bf16"), ("llama", "221 m1 bf16 sp")}
+
+
+def gate(combinations: list[tuple[str, str]], kept: set[tuple[str, str]]) -> list[Any]:
+    assert kept <= set(combinations)
+    return [pytest.param(*one, marks=[] if one in kept else [pytest.mark.full]) for one in combinations]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "mesh"), COMBINATIONS)
+@pytest.mark.parametrize(("family", "mesh"), gate(COMBINATIONS, GATE))
 def test_the_predicted_peak_is_within_a_tenth_of_the_measured(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    """A tenth is what docs promise. All are within 2 % today, so a prediction that is a tenth too low fails."""
     for stage, measured, predicted in compare(family, mesh, worlds):
-        assert predicted == pytest.approx(measured, rel=0.1), f"stage {stage}"
+        assert predicted == pytest.approx(measured, rel=0.05), f"stage {stage}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "mesh"), ADAPTED)
+@pytest.mark.parametrize(("family", "mesh"), gate(ADAPTED, ADAPTED_GATE))
 def test_so_it_is_with_lora(family: str, mesh: str, worlds: dict[int, World]) -> None:
     for stage, measured, predicted in compare(family, mesh, worlds, adapted=True):
         assert predicted == pytest.approx(measured, rel=0.1), f"stage {stage}"

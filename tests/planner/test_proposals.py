@@ -28,6 +28,7 @@ def given(model: str, kind: str, count: int, **train: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_auto_proposes_may_be_written_down(kind: str) -> None:
     refused, proposed = [], 0
@@ -48,6 +49,7 @@ def test_what_auto_proposes_may_be_written_down(kind: str) -> None:
     assert proposed or kind in ("ml.g6e.xlarge", "ml.trn1.2xlarge")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", ["mistral-7b", "qwen2.5-7b", "qwen3-8b", "pythia-12b", "llama-3.2-1b"])
 def test_what_best_and_the_table_propose_may_be_written_down(model: str) -> None:
     """tp 4 needs a whole host of Trainium1, and an odd length cannot be cut for sequence parallelism."""

@@ -12,6 +12,7 @@ from smtrain.planner.machines import RECOMPUTE, Machine, Mesh, Work, mesh_faults
 from smtrain.planner.memory import worst_core
 from smtrain.planner.search import doubts, refusals, search
 from smtrain.planner.throughput import step_time
+from tests.tiers import examples
 
 TYPES = sorted(t for t, row in table("instances")["instances"].items() if "core_gib" in row)
 NAMES = sorted(table("models")["models"])
@@ -44,7 +45,7 @@ machines = st.builds(Machine.of, st.sampled_from(TYPES), st.sampled_from([1, 2, 
 
 
 @given(works(), machines, st.data(), st.floats(1, 8))
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much])
 def test_more_memory_never_makes_a_fitting_plan_unfit(
     work: Work, machine: Machine, data: st.DataObject, more: float
 ) -> None:
@@ -57,7 +58,7 @@ def test_more_memory_never_makes_a_fitting_plan_unfit(
 
 
 @given(works(), machines, st.data())
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much])
 def test_twice_the_instances_never_take_longer(work: Work, machine: Machine, data: st.DataObject) -> None:
     assume(not machine.link or machine.count > 1)  # the GPUs of one host exchange over links faster than its network
     mesh = data.draw(meshes(machine))
@@ -68,7 +69,7 @@ def test_twice_the_instances_never_take_longer(work: Work, machine: Machine, dat
 
 
 @given(works(), st.lists(machines, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_the_search_gives_legal_meshes_that_fit_the_fastest_first(work: Work, some: list[Machine]) -> None:
     found = search(work, some)
     for c in found[:50]:
@@ -79,7 +80,7 @@ def test_the_search_gives_legal_meshes_that_fit_the_fastest_first(work: Work, so
 
 
 @given(works(), st.sampled_from(TYPES), st.integers(1, 8))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_up_to_twice_the_instances_are_never_slower(work: Work, type_: str, count: int) -> None:
     """Of all counts up to a limit, a higher limit can only help."""
     half = search(work, [Machine.of(type_, n) for n in range(1, count + 1)])

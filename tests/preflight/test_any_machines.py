@@ -16,8 +16,9 @@ from smtrain.facts import table
 from smtrain.job.stages import Chain, stages_of
 from smtrain.place.choose import target_of
 from smtrain.preflight.api import look
+from tests.tiers import examples
 
-TRIES = int(os.environ.get("SMTRAIN_DEFAULTS", "60"))
+TRIES = int(os.environ.get("SMTRAIN_DEFAULTS", examples(60)))
 MODELS = sorted(table("models")["models"])
 NEURON = sorted(table("instances")["instances"])
 OTHERS = sorted(

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from smtrain.data.cleaning import Cleaning
 from smtrain.data.prepare import prepare
 from tests.data.cluster.hosts import free_address
@@ -39,6 +41,7 @@ else:
 """
 
 
+@pytest.mark.full  # the gate has test_machines.py, and one machine that is killed in test_prepare.py
 def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
     draw = random.Random(11)
     text = tmp_path / "text"

@@ -66,6 +66,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_one_digest_for_every_number_of_machines_and_every_kill(
     seed: int, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch

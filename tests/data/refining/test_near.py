@@ -15,6 +15,7 @@ from smtrain.data.cleaning import Cleaning, NearDuplicates, SeenDocuments
 from smtrain.data.prepare import prepare
 from smtrain.data.refining.near import SeenSignatures, band_keys, shingles
 from tests.extras import need
+from tests.tiers import examples
 
 need("rensa")
 
@@ -87,7 +88,7 @@ def test_only_so_many_are_remembered() -> None:
     assert seen.new(keys).tolist() == [False] * 3 + [True] * 3
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.lists(st.integers(0, 300), max_size=60), max_size=12))
 def test_a_table_that_grows_answers_like_a_set(batches: list[list[int]]) -> None:
     table, known = SeenDocuments(8), set[int]()

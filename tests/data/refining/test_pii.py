@@ -17,6 +17,7 @@ from smtrain.data.refining import refiner
 from smtrain.data.refining.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
 from smtrain.data.refining.refiner import refining
 from tests.extras import need
+from tests.tiers import examples
 
 need("phonenumbers")
 
@@ -58,7 +59,7 @@ def test_just_one_check_digit_fits(digits: str) -> None:
     assert sum(luhn(digits + str(last)) for last in range(10)) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.text())
 def test_any_text_is_taken_and_masking_twice_is_masking_once(text: str) -> None:
     masked, counts = PersonalData("US").mask(text)

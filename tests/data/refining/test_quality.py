@@ -68,6 +68,7 @@ def test_every_filter_is_datatroves_own(name: str) -> None:
     assert kept == {True, False}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_one_digest_for_every_number_of_machines_and_every_kill(
     seed: int, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
