@@ -12,6 +12,9 @@ import hypothesis
 import pytest
 
 from tests import durations, tiers
+from tests.shared_run import kept_run, shared_run
+
+__all__ = ["kept_run", "shared_run"]  # fixtures of all tests
 
 # No test is timed: the first example pays for imports, and other workers may have the cores.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=tiers.examples(100))

@@ -33,9 +33,9 @@ def test_text_and_questions_are_records_of_the_standard_library(tmp_path: Path) 
 
 
 def test_what_is_there_is_not_made_again() -> None:
-    file = materialise(QUESTIONS) / "questions.jsonl"
+    file = materialise(TEXT) / "python-stdlib.jsonl"
     file.write_text("kept")
-    assert (materialise(QUESTIONS) / "questions.jsonl").read_text() == "kept"
+    assert (materialise(TEXT) / "python-stdlib.jsonl").read_text() == "kept"
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:

@@ -6,6 +6,7 @@ import doctest
 import inspect
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import smtrain
 from smtrain.aws.local_plane import ensure_running
 from tests import warm
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
+from tests.shared_run import SharedRun
+from tests.typed import typed
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +31,18 @@ ON_AWS = "first-run-aws"
 _SENDS = re.compile(r"^(smtrain (?:check|run|launch) )run\.yaml(?!.*--dry-run)")
 
 
-@pytest.fixture(scope="session")
-def llama(local_home: Path) -> smtrain.Run:
+GATE = os.environ.get("SMTRAIN_TEST_TIER", "full") != "full"
+# The gate types the commands of other pages in this process, as far as they need no shell.
+AS_PROCESSES = {"index", "install", "local", "first-run-here", "steps"}
+# A training of another model: the gate looks only at what it would do.
+LONG = "smtrain run my-run.yaml "
+DEMO = "${SMTRAIN_HOME:-~/.smtrain}"
+
+
+@pytest.fixture
+def llama(shared_run: SharedRun) -> smtrain.Run:
     """The run that the pages speak of, through all its stages."""
-    return smtrain.run(ROOT / "docs/llama.yaml", say=lambda _: None)
+    return shared_run.run
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
@@ -43,11 +54,13 @@ def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
     "page", [page for page in pages() if any(block.tag in RUN for block in blocks(page))], ids=lambda page: page.stem
 )
 def test_a_page_does_what_it_says(
-    page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     shutil.copy(ROOT / "docs/llama.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    here = capsys if GATE and page.stem not in AS_PROCESSES else None
     job = llama.job("train")
     words = {"JOB": job.name, "PREPARE_JOB": llama.job("prepare").name}
     names = {"smtrain": smtrain, "job": job}
@@ -57,7 +70,7 @@ def test_a_page_does_what_it_says(
             # Line numbers of a traceback are those of the page.
             exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), names)
         elif block.tag == "console":
-            run_all(page, block, words, {"PATH": path} | (as_aws() if page.stem == ON_AWS else {}))
+            run_all(page, block, words, {"PATH": path} | (as_aws() if page.stem == ON_AWS else {}), here)
 
 
 def as_aws() -> dict[str, str]:
@@ -65,19 +78,51 @@ def as_aws() -> dict[str, str]:
     return {key: value for key, value in ensure_running().environment().items() if "PROFILE" not in key}
 
 
-def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str]) -> None:
+def run_all(
+    page: Path, block: Block, words: dict[str, str], more: dict[str, str], here: pytest.CaptureFixture[str] | None
+) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")} | more
     for command in commands(block):
         text = re.sub(r"\b(JOB|PREPARE_JOB)\b", lambda word: words[word[0]], command.text)
         text = _SENDS.sub(r"\1llama.yaml", text) if page.stem == ON_AWS else text
-        done = subprocess.run(
-            ["bash", "-c", text], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=PATIENCE, check=False,
-        )  # fmt: skip
-        assert done.returncode == command.status, (
-            f"{page.name}:{command.line}: `{text}` left with {done.returncode}, not {command.status}\n"
-            f"{done.stdout}{done.stderr}"
+        text = f"{text} --dry-run" if GATE and text.startswith(LONG) else text
+        if here and (alone := without_a_shell(text)):
+            status, told = called(*alone, environment, here)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", text], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=PATIENCE, check=False,
+            )  # fmt: skip
+            status, told = done.returncode, f"{done.stdout}{done.stderr}"
+        assert status == command.status, (
+            f"{page.name}:{command.line}: `{text}` left with {status}, not {command.status}\n{told}"
         )
+
+
+def without_a_shell(text: str) -> tuple[list[str], str | None] | None:
+    """The words of one command of ours, and the file that its output goes to; None for what only a shell can run."""
+    lexer = shlex.shlex(text.replace(DEMO, os.environ["SMTRAIN_HOME"]), posix=True, punctuation_chars=True)
+    lexer.wordchars += "[]{}:$@,%^+"
+    words = list(lexer)
+    file = words.pop() if len(words) > 2 and words[-2] == ">" else None
+    words = words[:-1] if file else words
+    ours = words[0] == "smtrain" and not any(set(word) <= set("();<>|&") for word in words)
+    return (words, file) if ours else None
+
+
+def called(
+    words: list[str], file: str | None, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Call the command in this process; its status, and what it said."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - environment.keys():
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        status, out, errors = typed(words, capsys)
+    if file:
+        Path(file).write_text(out, "utf-8")
+    return status, out + errors
 
 
 def examples() -> dict[str, doctest.DocTest]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from smtrain.facts.images import serves
 from smtrain.iam import policies
 from tests.checkpoint.folders import LLAMA, hf_folder
 from tests.docs.pages import ROOT
+from tests.install.stranger import Stranger, Typed
+from tests.typed import typed
 
 STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate")
 
@@ -40,24 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stage", ["prepare", "convert", "train"])
 def test_its_config_is_a_request_of_an_image_and_machines_that_its_engine_runs_on(
-    folder: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    command = [
-        sys.executable,
-        "-m",
-        "smtrain",
-        "launch",
-        "config.yaml",
-        "--stage",
-        stage,
-        "--target",
-        "aws",
-        "--dry-run",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    request = json.loads(done.stdout)
+    monkeypatch.chdir(folder)
+    status, out, errors = typed(f"smtrain launch config.yaml --stage {stage} --target aws --dry-run".split(), capsys)
+    assert status == 0, errors
+    request = json.loads(out)
     assert serves(request["AlgorithmSpecification"]["TrainingImage"], "nxd")
     assert request["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
 
@@ -85,6 +75,26 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
             assert serves(sent["AlgorithmSpecification"]["TrainingImage"], "nxd")
             assert sent["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
             assert sent["OutputDataConfig"]["S3OutputPath"].startswith("s3://my-bucket/smtrain/my-run/")
+
+
+def test_its_commands_and_their_options_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/install/test_stranger.py types them, in an environment of its own; only `scripts/test --full` runs it."""
+
+    class Reader(Stranger):
+        def type(self, command: str) -> Typed:
+            return Typed(command, 0.0, *typed(command.split(), capsys))
+
+    monkeypatch.setenv("COLUMNS", "200")
+    commands = list(dict.fromkeys(Reader(ROOT / "README.md", ROOT / "examples", tmp_path, {}).commands()))
+    assert len(commands) > 20
+    for command in commands:
+        words = list(itertools.takewhile(re.compile(r"[a-z]+").fullmatch, command.split()))
+        status, said, errors = typed([*words, "--help"], capsys)
+        assert status == 0, f"{command}: {errors}"
+        lacking = [option for option in re.findall(r"(?<= )--[a-z-]+", command) if option not in said]
+        assert not lacking, command
 
 
 def test_its_links_and_pictures_lead_somewhere() -> None:

@@ -26,8 +26,9 @@ from smtrain.aws.target import Target
 from smtrain.contract.log_lines import Line
 from smtrain.follow.follower import Follower
 from smtrain.testing.switches import Plane, SyntheticJob, digest_of, plane
+from tests import tiers
 
-HOSTS, LINES = 32, int(os.environ.get("SMTRAIN_FOLLOW_LINES", "300"))
+HOSTS, LINES = tiers.examples(32), int(os.environ.get("SMTRAIN_FOLLOW_LINES", "300"))
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from smtrain.aws.s3 import list_objects
 from smtrain.iam import policies
 from smtrain.place.choose import sagemaker
 from tests.iam.wire import Call, allows, recorded
+from tests.shared_run import SharedRun
+from tests.typed import typed
 
 ROLE = "arn:aws:iam::111122223333:role/training"
 # Actions that are no operation of the service, or an operation of another name.
@@ -116,26 +116,19 @@ def test_only_sagemaker_may_take_the_role(full: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_uses_what_is_granted_and_nothing_else(
-    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
-) -> None:
-    config = {
-        "name": "granted", "model": {"path": trained_inputs["model"], "init": "scratch"},
-        "data": {"path": trained_inputs["text"]},
-        "train": {"steps": 1, "global_batch_size": 1, "seq_len": 32, "precision": "fp32"},
-        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1, "max_run": "10m"},
-    }  # fmt: skip
-    with recorded() as calls:
-        assert smtrain.check(config).ok
-        prepared = smtrain.launch(config, stage="prepare", say=lambda _: None)
-        job = smtrain.launch(config, stage="train", say=lambda _: None)
+def test_a_run_uses_what_is_granted_and_nothing_else(shared_run: SharedRun, tmp_path: Path) -> None:
+    config, run = shared_run.raw, shared_run.run
+    prepared, job = run.job("prepare"), run.job("train")
+    with recorded() as later:
         assert job.loss
         assert job.checkpoints
         job.stop()
-        running = smtrain.launch(config, stage="export", wait=False, say=lambda _: None)
+        more = {**config, "generate": {"prompts": ["to be stopped"]}}
+        running = smtrain.launch(more, stage="generate", wait=False, say=lambda _: None)
         running.stop()
         prepared.download(tmp_path / "data")
         _status(job.name)
+    calls = [*shared_run.calls, *later]
     policy = policies(config)["caller"]["Statement"]
     lacking = {(c.action, c.resource, c.prefix) for c in calls if not any(allows(s, c) for s in policy)}
     assert {action for action, _, _ in lacking} <= {"sts:GetCallerIdentity"}, lacking  # needs no permission
@@ -202,13 +195,15 @@ def _role_may_do_what_the_platform_does(config: dict[str, Any], job: smtrain.Job
     assert not may("s3:DeleteObject", job.output.removeprefix("s3://") + "x")
 
 
-def test_the_command_prints_one_policy_or_all(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_the_command_prints_one_policy_or_all(
+    raw: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run.yaml").write_text(json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in raw.items()}))
 
     def printed(*options: str) -> Any:
-        code = "from smtrain.cli import main; main()"
-        command = [sys.executable, "-c", code, "iam", "policy", str(tmp_path / "run.yaml"), *options]
-        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        status, told, errors = typed(["smtrain", "iam", "policy", str(tmp_path / "run.yaml"), *options], capsys)
+        assert status == 0, errors
+        return json.loads(told)
 
     everything = printed()
     assert set(everything) == {"caller", "role", "trust"}

@@ -12,7 +12,7 @@ from tests.install.conftest import REPOSITORY, Installed
 from tests.install.stranger import Stranger, Typed, faults
 from tests.notebooks.test_notebooks import SHORT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 ALONE = {"pp: 2": "pp: 1", "instance_count: 2": "instance_count: 1"}
 

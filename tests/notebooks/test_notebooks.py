@@ -128,6 +128,7 @@ def test_a_notebook_is_stored_clean_and_spends_nothing_by_default(path: Path) ->
     assert not re.search(r"hf_\w{20}|AKIA\w{16}", path.read_text("utf-8"))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_text_is_prepared_and_weights_are_converted(here: Execute) -> None:
     done = here(PREPARE)
@@ -139,6 +140,7 @@ def test_text_is_prepared_and_weights_are_converted(here: Execute) -> None:
     assert any("<svg" in html for html in shown(done, "text/html")), "the plan has a picture"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_training_is_followed_drawn_and_paid_for(here: Execute) -> None:
     done = here(TRAIN)
@@ -149,6 +151,7 @@ def test_training_is_followed_drawn_and_paid_for(here: Execute) -> None:
     assert len(re.findall(r"/checkpoints/tiny-llama-train-\w+/step_\d+/", printed(done))) == 2
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_exported_model_is_ordinary(here: Execute) -> None:
     done = here(EXPORT)
@@ -157,6 +160,7 @@ def test_the_exported_model_is_ordinary(here: Execute) -> None:
     assert said.count("def __init__(self") >= 2, "by the generate job, and by transformers here"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_whole_run_with_one_call(here: Execute) -> None:
     done = here(FIVE_MINUTES)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,29 +14,22 @@ import yaml
 
 import smtrain
 from smtrain.aws.target import Target
+from smtrain.contract.log_lines import PROFILE
+from smtrain.engine.parts import PARTS
 from smtrain.errors import ConfigError, JobError
 from smtrain.job.stages import Chain
 from smtrain.model.card import front_matter
 from smtrain.reporting.charts import chart
 from smtrain.reporting.gather import gather
 from smtrain.reporting.page import config_text, page
+from smtrain.train.profile import told as profile_line
+from tests.shared_run import COMMIT, SharedRun
 
 
-@pytest.fixture(scope="module")
-def run(local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> smtrain.Run:
-    """One process, eight steps, some text held out, all stages; the base model's card says a licence."""
-    model = tmp_path_factory.mktemp("base")
-    for file in trained_inputs["model"].iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-    (model / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: [en]\nwidget: x\n---\n# Base\n")
-    raw: dict[str, Any] = {
-        "name": "reported", "model": {"path": model}, "data": {"path": trained_inputs["text"]},
-        "train": {"steps": 8, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3,
-                  "validation": {"fraction": 0.1, "interval": 4, "batches": 2}, "profile": {"steps": 1}},
-        "compute": {"processes_per_instance": 1}, "generate": {"prompts": ["the <b>red"], "max_new_tokens": 4},
-        "tags": {"smtrain:git": f"{'0' * 40} with changes"},
-    }  # fmt: skip
-    return smtrain.run(raw, say=lambda _: None)
+@pytest.fixture
+def run(shared_run: SharedRun) -> smtrain.Run:
+    """Some text held out, all stages; the base model's card says a licence."""
+    return shared_run.run
 
 
 class Fetches(HTMLParser):
@@ -55,7 +48,7 @@ class Fetches(HTMLParser):
 
 @pytest.mark.slow
 def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tmp_path: Path) -> None:
-    file = smtrain.report("reported", tmp_path / "page.html")
+    file = smtrain.report("llama", tmp_path / "page.html")
     text = file.read_text("utf-8")
     fetches = Fetches()
     fetches.feed(text)
@@ -67,18 +60,27 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     assert f"{run.loss[-1]:.4f}" in text
     judged = [record["val_loss"] for record in run.records if "val_loss" in record]
     assert f"{min(judged):.4f}" in text
-    assert f"{'0' * 40} with changes" in text, "the commit that a tag of its jobs names"
-    assert "the &lt;b&gt;red" in text, "what a model wrote is text"
+    assert f"{COMMIT} with changes" in text, "the commit that a tag of its jobs names"
     assert f"smtrain {smtrain.__version__}, torch {torch.__version__.partition('+')[0]}" in text
     assert re.search(r"<h2>What the machines used</h2>.*<td class=\"one\">algo-1</td><td class=\"n\">[0-9]+%", text)
     assert "Waiting for data, over all steps: " in text
-    assert re.search(r"a step takes [0-9.]+ s: .*forward and backward [0-9.]+ %", text)
     assert smtrain.report(run.job("export").name, file) == file, "a report is replaced by the next one"
 
 
 @pytest.mark.slow
+def test_a_profile_and_what_a_model_wrote_are_text(run: smtrain.Run) -> None:
+    texts = ({"prompt": "the <b>red", "completion": " <i>fox"},)
+    measured = {"step": 0.5, "parts": {**dict.fromkeys(PARTS, 0.0), "forward and backward": 0.4}}
+    profile = profile_line([measured]).removeprefix(PROFILE)
+    text = page(dataclasses.replace(gather("llama", "local"), texts=texts, profile=profile))
+    assert "the &lt;b&gt;red" in text
+    assert "&lt;i&gt;fox" in text
+    assert re.search(r"a step takes [0-9.]+ s: .*forward and backward [0-9.]+ %", text)
+
+
+@pytest.mark.slow
 def test_its_config_is_that_of_the_run(run: smtrain.Run, tmp_path: Path) -> None:
-    told = gather("reported", "local")
+    told = gather("llama", "local")
     (tmp_path / "again.yaml").write_text(config_text(told))
     chain = Chain(smtrain.load_config(tmp_path / "again.yaml"), Target("local"))
     for result in run.results:
@@ -93,8 +95,8 @@ def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(run: smtrai
     assert about["language"] == ["en"]
     assert about["library_name"] == "transformers"
     assert "widget" not in about
-    assert "# reported" in card
-    assert "| steps | 8 |" in card
+    assert "# llama" in card
+    assert "| steps | 6 |" in card
     assert "s3://" not in card, "where we keep things is nobody's business"
 
 
@@ -102,15 +104,15 @@ def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(run: smtrai
 def test_a_file_that_is_no_report_is_left_alone(run: smtrain.Run, tmp_path: Path) -> None:
     (tmp_path / "notes.html").write_text("mine")
     with pytest.raises(ConfigError, match="is not a report"):
-        smtrain.report("reported", tmp_path / "notes.html")
+        smtrain.report("llama", tmp_path / "notes.html")
     assert (tmp_path / "notes.html").read_text() == "mine"
-    smtrain.report("reported", tmp_path / "notes.html", overwrite=True)
-    assert "reported" in (tmp_path / "notes.html").read_text()
+    smtrain.report("llama", tmp_path / "notes.html", overwrite=True)
+    assert "llama" in (tmp_path / "notes.html").read_text()
 
 
 @pytest.mark.slow
 def test_a_run_that_failed_says_why(run: smtrain.Run) -> None:
-    text = page(gather("reported", "local"), ["algo-1: the reason <is> this"])
+    text = page(gather("llama", "local"), ["algo-1: the reason <is> this"])
     assert "algo-1: the reason &lt;is&gt; this" in text
 
 

@@ -15,9 +15,10 @@ import smtrain
 from smtrain.place.choose import sagemaker
 from smtrain.sdk import build
 from smtrain.testing.switches import Plane, plane
+from tests import tiers
 from tests.sdk.wire import SDK
 
-HOSTS = 32
+HOSTS = tiers.examples(32)
 # SMTRAIN_FOLLOW_LINES=10000 takes minutes.
 LINES = int(os.environ.get("SMTRAIN_FOLLOW_LINES", "300"))
 PROGRAM = f'seq -f "$(hostname) line %06.0f" 1 {LINES}'

@@ -12,12 +12,14 @@ import pytest
 
 import smtrain
 from smtrain.aws.target import Target
+from smtrain.config import STAGES
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.handle.job import Job
 from smtrain.iam.beside import Beside, asked_for, of_the_role
 from smtrain.local.validation import fault_of
 from smtrain.planner.resolve import load_config
+from tests import tiers
 from tests.iam.wire import ACCOUNT, HERE, Call, allows, held, recorded, told
 
 NAMED = re.compile(r"Steps\.(\w+)\.ModelArtifacts\.S3ModelArtifacts")
@@ -112,10 +114,16 @@ def test_what_cannot_be_is_a_sentence(config: Config) -> None:
 
 @pytest.mark.slow
 def test_its_steps_run_as_jobs_of_the_services_own_names(config: Config) -> None:
-    """What the service does with it: fill in references, name the jobs, create them one after the other."""
+    """What the service does with it: fill in references, name the jobs, create them one after the other.
+
+    The gate runs two steps, of which one reads what the other left.
+    """
+    stages = STAGES if tiers.examples(8) == 8 else ("prepare", "train")
+    if "convert" not in stages:
+        config["model"]["init"] = "scratch"
     client = Target("local").sagemaker
     left: dict[str, str] = {}
-    for step in made(config, upsert=True)["Steps"]:
+    for step in [step for step in made(config, upsert=True)["Steps"] if step["Name"] in stages]:
         text = json.dumps(step["Arguments"])
         for stage in NAMED.findall(text):
             text = text.replace(
@@ -129,5 +137,7 @@ def test_its_steps_run_as_jobs_of_the_services_own_names(config: Config) -> None
             time.sleep(0.1)
         assert told["TrainingJobStatus"] == "Completed", (step["Name"], told.get("FailureReason"))
         left[step["Name"]] = told.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
-    texts = json.loads(job.read("generation.json"))
-    assert texts[0]["prompt"] == "To be"
+    assert left.keys() == {*stages} & {"prepare", "convert", "train", "export", "generate"}
+    if "generate" in stages:
+        texts = json.loads(job.read("generation.json"))
+        assert texts[0]["prompt"] == "To be"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from smtrain.place.choose import sagemaker
 from tests.extras import need
 from tests.follow.test_tensorboard import read
 from tests.ports import free_port
+from tests.shared_run import SharedRun
 from tests.tracking.server import client_of, mlflow_server
 
 need("mlflow")
@@ -21,39 +23,47 @@ need("mlflow")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
-    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow") / "server", free_port()) as uri:
+        yield uri
+
+
+@pytest.fixture
+def raw(shared_run: SharedRun) -> dict[str, Any]:
+    """A run that begins from random weights, with the text that the shared run prepared."""
+    prepared = shared_run.run.job("prepare").describe()["ModelArtifacts"]["S3ModelArtifacts"]
+    return {
+        "model": {"path": shared_run.raw["model"]["path"], "init": "scratch"}, "data": {"prepared": prepared},
+        "train": {"steps": 4, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3},
+        "compute": {"processes_per_instance": 1}, "generate": {"max_new_tokens": 2},
+    }  # fmt: skip
+
+
+def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(raw: dict[str, Any], server: str, tmp_path: Path) -> None:
     told: list[str] = []
-    with mlflow_server(tmp_path / "server", free_port()) as uri:
-        raw: dict[str, Any] = {
-            "name": "tracked", "model": {"path": trained_inputs["model"]}, "data": {"path": trained_inputs["text"]},
-            "train": {"steps": 6, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3},
-            "compute": {"processes_per_instance": 1}, "generate": {"max_new_tokens": 2},
-            "track": {"tensorboard": "live", "mlflow": uri, "experiment": "tests"},
-            "tags": {"smtrain:git": f"{'1' * 40} with changes"},
-        }  # fmt: skip
-        run = smtrain.run(raw, say=told.append)
-        client = client_of(uri)
-        found = client.get_experiment_by_name("tests")
-        assert found is not None, told
-        [kept] = client.search_runs([found.experiment_id])
-        job = run.job("train")
-        job.download(tmp_path / "metrics", "metrics")
-        rows = [json.loads(line) for line in (tmp_path / "metrics/metrics.jsonl").read_text().splitlines()]
-        for metric in ("loss", "grad_norm", "lr"):
-            points = sorted((m.step, m.value) for m in client.get_metric_history(kept.info.run_id, metric))
-            assert [step for step, _ in points] == [row["step"] for row in rows]
-            assert [value for _, value in points] == pytest.approx([row[metric] for row in rows], rel=1e-3)
-        assert kept.info.status == "FINISHED"
-        assert kept.data.tags["mlflow.source.git.commit"] == "1" * 40, "where the run was started, not who follows it"
-        assert kept.data.params["train.steps"] == "6"
-        assert {file.path for file in client.list_artifacts(kept.info.run_id)} >= {
-            "report.html",
-            "README.md",
-            "config.yaml",
-        }
-        assert "cost_dollars" in kept.data.metrics
+    raw |= {
+        "name": "tracked", "track": {"tensorboard": "live", "mlflow": server, "experiment": "tests"},
+        "tags": {"smtrain:git": f"{'1' * 40} with changes"},
+    }  # fmt: skip
+    run = smtrain.run(raw, say=told.append)
+    client = client_of(server)
+    found = client.get_experiment_by_name("tests")
+    assert found is not None, told
+    [kept] = client.search_runs([found.experiment_id])
+    job = run.job("train")
+    job.download(tmp_path / "metrics", "metrics")
+    rows = [json.loads(line) for line in (tmp_path / "metrics/metrics.jsonl").read_text().splitlines()]
+    for metric in ("loss", "grad_norm", "lr"):
+        points = sorted((m.step, m.value) for m in client.get_metric_history(kept.info.run_id, metric))
+        assert [step for step, _ in points] == [row["step"] for row in rows] == [1, 2, 3, 4]
+        assert [value for _, value in points] == pytest.approx([row[metric] for row in rows], rel=1e-3)
+    assert kept.info.status == "FINISHED"
+    assert kept.data.tags["mlflow.source.git.commit"] == "1" * 40, "where the run was started, not who follows it"
+    assert kept.data.params["train.steps"] == "4"
+    attached = {file.path for file in client.list_artifacts(kept.info.run_id)}
+    assert attached >= {"report.html", "README.md", "config.yaml"}
+    assert "cost_dollars" in kept.data.metrics
     live = f"{job.describe()['TensorBoardOutputConfig']['S3OutputPath']}/{job.name}/tensorboard-output/"
     [item] = list_objects(sagemaker(job.target), live)
     (tmp_path / "live").mkdir()
@@ -65,26 +75,16 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(
     assert [loss for _, loss in curves["train/loss"]] == pytest.approx([row["loss"] for row in rows])
 
 
-def test_a_job_that_tracks_itself_needs_nobody_who_follows_it(
-    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
-) -> None:
-    raw: dict[str, Any] = {
-        "name": "tracks-itself", "model": {"path": trained_inputs["model"], "init": "scratch"},
-        "data": {"path": trained_inputs["text"]},
-        "train": {"steps": 3, "global_batch_size": 2, "seq_len": 32, "precision": "fp32"},
-        "compute": {"processes_per_instance": 1},
-    }  # fmt: skip
-    smtrain.launch(raw, stage="prepare", say=lambda _: None)
-    with mlflow_server(tmp_path / "server", free_port()) as uri:
-        raw["track"] = {"mlflow": uri, "experiment": "itself", "by": "job"}
-        job = smtrain.launch(raw, stage="train", wait=False, say=lambda _: None).wait()
-        client = client_of(uri)
-        found = client.get_experiment_by_name("itself")
-        assert found is not None, [line.text for line in job.lines()]
-        [kept] = client.search_runs([found.experiment_id])
-        points = sorted((m.step, m.value) for m in client.get_metric_history(kept.info.run_id, "loss"))
-        assert kept.info.status == "FINISHED"
-        assert kept.data.tags["smtrain.job"] == job.name
+def test_a_job_that_tracks_itself_needs_nobody_who_follows_it(raw: dict[str, Any], server: str, tmp_path: Path) -> None:
+    raw |= {"name": "tracks-itself", "track": {"mlflow": server, "experiment": "itself", "by": "job"}}
+    job = smtrain.launch(raw, stage="train", wait=False, say=lambda _: None).wait()
+    client = client_of(server)
+    found = client.get_experiment_by_name("itself")
+    assert found is not None, [line.text for line in job.lines()]
+    [kept] = client.search_runs([found.experiment_id])
+    points = sorted((m.step, m.value) for m in client.get_metric_history(kept.info.run_id, "loss"))
+    assert kept.info.status == "FINISHED"
+    assert kept.data.tags["smtrain.job"] == job.name
     job.download(tmp_path / "metrics", "metrics")
     rows = [json.loads(line) for line in (tmp_path / "metrics/metrics.jsonl").read_text().splitlines()]
     assert points == [(row["step"], pytest.approx(row["loss"])) for row in rows]

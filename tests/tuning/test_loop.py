@@ -38,7 +38,7 @@ os.execv(sys.executable, [sys.executable, given["sagemaker_program"], *words])
 def config(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
     return {
         "name": f"tuned-{time.time_ns()}",
-        "model": {"path": str(trained_inputs["model"])},
+        "model": {"path": str(trained_inputs["model"]), "init": "scratch"},
         "data": {"path": str(trained_inputs["text"])},
         "compute": {"processes_per_instance": 1},
         "train": {
@@ -79,7 +79,14 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
     assert again.trials == found.trials
     assert len(list_jobs(target, limit=1000)) == before, "nothing is left to do"
 
-    # SageMaker makes such a request of a definition and of the values that it has chosen.
+
+@pytest.mark.full
+def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(config: dict[str, Any], tmp_path: Path) -> None:
+    """SageMaker makes such a request of a definition and of the values that it has chosen."""
+    over, said, target = ["train.lr=3e-3,1e-3"], list[str](), Target("local")
+    found = smtrain.tune(config, over=over, parallel=2, say=said.append)
+    best = found.best
+    assert best is not None, "\n".join(said)
     chain = Chain(smtrain.load_config(config), target)
     planned = chain.plan("train")
     upload_all(target, list(planned.uploads), said.append)
@@ -96,7 +103,7 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
     sent = {
         **definition,
         "TrainingJobName": f"{config['name']}-aws",
-        "HyperParameters": {**definition["StaticHyperParameters"], "train.lr": "3e-3", "_tuning_objective_metric": "x"},
+        "HyperParameters": {**definition["StaticHyperParameters"], **best.values, "_tuning_objective_metric": "x"},
         "Environment": definition["Environment"] | {"PATH": f"{bin_}:{Path(sys.executable).parent}:/usr/bin:/bin"},
     }
     del sent["StaticHyperParameters"]
