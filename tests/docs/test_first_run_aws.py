@@ -104,7 +104,8 @@ def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
     for key, value in {**as_aws(), "SMTRAIN_TARGET": "aws"}.items():
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(tmp_path)
-    s3, iam, ecr = (boto3.client(name) for name in ("s3", "iam", "ecr"))
+    session = boto3.Session()  # not the default one, which has the keys of another home
+    s3, iam, ecr = (session.client(name) for name in ("s3", "iam", "ecr"))
     s3.create_bucket(Bucket="walked")
     for file in trained_inputs["model"].iterdir():
         s3.upload_file(str(file), "walked", f"model/{file.name}")

@@ -27,7 +27,9 @@ from smtrain.contract.log_lines import Line
 from smtrain.follow.follower import Follower
 from smtrain.testing.switches import Plane, SyntheticJob, digest_of, plane
 from tests import tiers
+from tests.typed import typed
 
+# eight hosts in the gate
 HOSTS, LINES = tiers.examples(32), int(os.environ.get("SMTRAIN_FOLLOW_LINES", "300"))
 
 
@@ -123,6 +125,7 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
     assert len(again.stdout.splitlines()) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("moment", [40, 41, 150, 333, 700, 1201, 1700])
 def test_an_interrupt_at_any_call_loses_and_doubles_no_line(calm: Plane, moment: int) -> None:
     """Ctrl-C on entry to the n-th function of smtrain.follow, and in the middle of showing a line."""
@@ -244,20 +247,21 @@ def test_a_notebook_shows_status_curve_and_cost(calm: Plane) -> None:
     assert "no such job" in smtrain.Job("none-of-this-name", "local")._repr_html_()
 
 
-def test_the_log_as_it_is_by_tail_since_grep_and_host(calm: Plane) -> None:
+def test_the_log_as_it_is_by_tail_since_grep_and_host(calm: Plane, capsys: pytest.CaptureFixture[str]) -> None:
     job = calm.synthetic_job(hosts=3, lines=30)
 
     def logs(*options: str) -> list[str]:
-        done = subprocess.run(command("logs", job.name, *options), capture_output=True, text=True, check=True)
-        return done.stdout.splitlines()
+        status, out, errors = typed(["smtrain", "logs", job.name, *options], capsys)
+        assert status == 0, errors
+        return out.splitlines()
 
     assert len(logs()) == 90
     assert logs("--host", "algo-2", "--tail", "2") == [f"algo-2 | {text}" for text in job.expected("algo-2")[-2:]]
     assert len(logs("--grep", "^step=")) == 3
     assert len(logs("--since", "1h")) == 90
     assert logs("--since", "2999-01-01") == []
-    wrong = subprocess.run(command("logs", job.name, "--since", "soon"), capture_output=True, text=True, check=False)
-    assert (wrong.returncode, wrong.stderr.startswith("smtrain: --since soon: a duration looks like")) == (2, True)
+    status, _, errors = typed(["smtrain", "logs", job.name, "--since", "soon"], capsys)
+    assert (status, errors.startswith("smtrain: --since soon: a duration looks like")) == (2, True)
 
 
 def test_summaries_in_place_of_lines(calm: Plane) -> None:

@@ -18,7 +18,7 @@ from smtrain.testing.switches import Plane, plane
 from tests import tiers
 from tests.sdk.wire import SDK
 
-HOSTS = tiers.examples(32)
+HOSTS = tiers.examples(32)  # eight in the gate
 # SMTRAIN_FOLLOW_LINES=10000 takes minutes.
 LINES = int(os.environ.get("SMTRAIN_FOLLOW_LINES", "300"))
 PROGRAM = f'seq -f "$(hostname) line %06.0f" 1 {LINES}'
