@@ -242,7 +242,9 @@ class SlurmPlace:
             folder, asked, history, request, failure = parts[at : at + 5]
             name = folder.rstrip("/").rpartition("/")[2]
             events, row = events_of(history), rows.get(name)
-            if not events:  # a folder that a launch is making, or has left
+            # Without events and not in the queue: a folder that a launch is making, or has left. A script submitted by
+            # hand is in the queue before its first event, which it writes itself when it starts.
+            if not events and not row:
                 continue
             state = state_of(events, row, asked=bool(asked), failure=failure.strip(), reachable=queue != "unreachable")
             base = uri_of(folder.rstrip("/").rpartition("/")[0])

@@ -221,6 +221,25 @@ def test_the_script_runs_by_plain_sbatch(bench: Bench) -> None:
     assert len(job.loss) == 3
 
 
+def test_a_script_submitted_by_hand_is_listed_while_it_waits(bench: Bench) -> None:
+    place = bench.place()
+    request = bench.request(counting())
+    name = request["TrainingJobName"]
+    folder = bench.shared / "run/jobs" / name
+    folder.mkdir(parents=True)
+    assert list_jobs(place) == []
+    script = bench.shared.parent / "mine.sh"
+    script.write_text(place.preview([request]))
+    bench.slurm.run("sbatch", "--hold", str(script))
+    (job,) = list_jobs(place)
+    assert (job.name, job.status) == (name, "InProgress")
+    id_ = place.queued_id(name)
+    assert id_ is not None
+    bench.slurm.run("scontrol", "release", id_)
+    assert bench.ended(job)["TrainingJobStatus"] == "Completed"
+    assert len(job.loss) == 3
+
+
 def test_a_script_whose_code_nobody_has_copied_says_so(bench: Bench) -> None:
     request = bench.request("")
     bundle = bench.shared / "code" / request["TrainingJobName"] / "bundle.tar.gz"
