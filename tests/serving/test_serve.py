@@ -41,7 +41,8 @@ def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path]
                 model=str(trained_inputs["model"]), prompt="the red fox", max_tokens=4, temperature=0
             )
             assert answer.choices[0].text
-            assert list(client.models.list()) == [], "without a cache of the hub's it knows none by name"
+            # transformers 5.24 lists the model it was started with; older ones list the hub's cache only, empty here.
+            assert [model.id for model in client.models.list()] in ([], [str(trained_inputs["model"])])
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     finally:
