@@ -115,9 +115,9 @@ def test_plane_and_supervisor_killed_at_once_the_next_plane_ends_what_is_left(
     assert "restarted while the job ran" in tree.client.describe(tree.name)["FailureReason"]
 
 
+# Not of a container: it is known by its labels, and shows the job no variable of ours.
+@pytest.mark.parametrize("server", HOSTS[:2], indirect=True)
 def test_every_process_of_a_host_carries_its_mark(server: Client) -> None:
-    if server.kind == "docker":
-        pytest.skip("a container is known by its labels, and shows the job nothing of ours")
     tree = Tree(server)
     variable = f"{MARK}={server.endpoint.home / 'local/jobs' / tree.name / 'hosts/algo-1'}".encode()
     for target in ("supervisor", "leader", "rank"):
