@@ -61,6 +61,10 @@ class Section(BaseModel, metaclass=_Called):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # pydantic 2.9 writes a default section with that section's own serializer, not built yet (defer_build).
+        for field in cls.model_fields.values():
+            if isinstance(field.default, BaseModel):
+                type(field.default).model_rebuild()
         made = handler(core)
         keys = handler.resolve_ref_schema(made).get("properties", {})
         for key, text in descriptions(cls).items():
