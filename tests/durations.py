@@ -142,6 +142,7 @@ class Durations:
         else:
             self.add(self.cpu)
 
+    @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
     def pytest_testnodedown(self, node: Any) -> None:
         self.add(getattr(node, "workeroutput", {}).get("cpu", {}))
 

@@ -46,7 +46,10 @@ def spread(count: int, total: int) -> list[int]:
 
 
 def mark(items: Sequence[pytest.Item]) -> None:
-    """Mark as `full` the cases that the gate leaves out."""
+    """Mark as `full` the cases that the gate leaves out, and tests of containers: the gate is the same everywhere."""
+    for item in items:
+        if item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.full)
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec"):

@@ -20,20 +20,14 @@ from smtrain.slurm.place import SlurmPlace
 from tests.slurm.daemons import Slurm, cannot, lacking
 
 ROOT = Path(__file__).resolve().parents[2]
-IN_GATE = {
-    "test_every_node_runs_the_stage_as_a_host",
-    "test_stop_saves_first_and_what_waits_is_taken_off_the_queue",
-    "test_a_killed_rank_ends_the_step_on_all_nodes",
-    "test_what_slurm_refuses_leaves_nothing",
-}
-"""Tests of a real Slurm that the gate runs where one is installed."""
 PATIENCE = int(os.environ.get("SMTRAIN_SLURM_PATIENCE", "600"))  # seconds: a machine may be full
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests of a real Slurm out of the gate, which is the same on every machine."""
     for item in items:
-        if "daemons" in getattr(item, "fixturenames", ()) and getattr(item, "originalname", "") not in IN_GATE:
+        if "daemons" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.full)
 
 

@@ -397,6 +397,7 @@ def test_a_run_a_job_and_a_prefix_answer_too(local_home: Path, folder: Path) -> 
         smtrain.chat("no-such-run", target="local")
 
 
+@pytest.mark.full  # test_ctrl_c_stops_the_answer_and_not_the_program ends one in the gate
 def test_killing_a_chat_leaves_nothing_behind(terminal: Callable[..., Terminal], folder: Path) -> None:
     at = terminal("chat", str(folder))
     at.prompt()
