@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -30,6 +29,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
     """An adapter with factors that change much, saved by peft; gives peft's model."""
+    from peft import LoraConfig, get_peft_model  # two seconds that most workers need not spend
+
     asked = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
     torch.manual_seed(1)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), LoraConfig(**asked))
