@@ -46,9 +46,9 @@ def spread(count: int, total: int) -> list[int]:
 
 
 def mark(items: Sequence[pytest.Item]) -> None:
-    """Mark as `full` the cases that the gate leaves out, and tests of containers: the gate is the same everywhere."""
+    """Mark as `full` the cases that the gate leaves out, and tests that need what few machines have."""
     for item in items:
-        if item.get_closest_marker("docker"):
+        if any(map(item.get_closest_marker, ("docker", "nxd", "xla"))):
             item.add_marker(pytest.mark.full)
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
