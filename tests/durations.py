@@ -87,7 +87,7 @@ def table(measured: dict[str, Spent]) -> Iterator[str]:
     yield f"CPU seconds by folder, {cpu:.0f} in all ({wall:.0f} worker seconds): {', '.join(told)}"
 
 
-def longest_first(items: list[pytest.Item], root: Path) -> None:
+def longest_first(items: list[pytest.Item], root: Path, last: dict[str, float]) -> None:
     """Sort files by what they took last time, so that no long one comes last while the other workers wait.
 
     A file without a record goes in front if it has a test marked slow, else behind. `scripts/test --changed` sets
@@ -95,12 +95,11 @@ def longest_first(items: list[pytest.Item], root: Path) -> None:
     """
     if os.environ.get("SMTRAIN_TEST_ORDER") == "given":
         return
-    last = known()
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def seconds(item: pytest.Item) -> float:
-        spent = last.get(item.path.relative_to(root).as_posix()) if item.path.is_relative_to(root) else None
-        return spent.wall if spent else 1e9 if item.path in slow else 0.0
+        file = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+        return last.get(file, 1e9 if item.path in slow else 0.0)
 
     items.sort(key=lambda item: (-seconds(item), item.path.as_posix()))
 
@@ -111,6 +110,9 @@ class Durations:
     def __init__(self, config: pytest.Config) -> None:
         self.root = config.rootpath
         self.controls = not hasattr(config, "workerinput")
+        # All workers must sort alike, also if another run of pytest writes its record meanwhile.
+        given = getattr(config, "workerinput", {}).get("last")
+        self.last: dict[str, float] = {f: s.wall for f, s in known().items()} if given is None else given
         self.mark = os.environ[MARK] = uuid.uuid4().hex
         self.before = cpu_seconds(self.mark)
         self.cpu: dict[str, float] = {}
@@ -118,7 +120,11 @@ class Durations:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        longest_first(items, self.root)
+        longest_first(items, self.root, self.last)
+
+    @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["last"] = self.last
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.controls:

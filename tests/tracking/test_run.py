@@ -75,6 +75,7 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(raw: dict[str, Any], serve
     assert [loss for _, loss in curves["train/loss"]] == pytest.approx([row["loss"] for row in rows])
 
 
+@pytest.mark.full
 def test_a_job_that_tracks_itself_needs_nobody_who_follows_it(raw: dict[str, Any], server: str, tmp_path: Path) -> None:
     raw |= {"name": "tracks-itself", "track": {"mlflow": server, "experiment": "itself", "by": "job"}}
     job = smtrain.launch(raw, stage="train", wait=False, say=lambda _: None).wait()

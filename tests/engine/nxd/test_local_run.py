@@ -43,6 +43,7 @@ def config(inputs: dict[str, Path], name: str, **train: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shim.available(), reason="neuronx_distributed can be imported here")
 def test_without_the_library_the_job_says_which_image_has_it(local_home: Path, trained_inputs: dict[str, Path]) -> None:
     told = config(trained_inputs, "lacking")
