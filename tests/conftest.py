@@ -123,6 +123,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers.mark(items)
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` a file to a worker, and all of tests/engine to one: it starts processes with torch once."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/engine" if nodeid.startswith("tests/engine/") else str(super()._split_scope(nodeid))
+
+    return ByFile(config, log)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(durations.Durations(config), "durations")
 

@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 import smtrain
 from smtrain.aws.local_plane import ensure_running
-from tests import warm
+from tests import tiers, warm
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
 from tests.shared_run import SharedRun
 from tests.typed import typed
@@ -31,7 +32,7 @@ ON_AWS = "first-run-aws"
 _SENDS = re.compile(r"^(smtrain (?:check|run|launch) )run\.yaml(?!.*--dry-run)")
 
 
-GATE = os.environ.get("SMTRAIN_TEST_TIER", "full") != "full"
+GATE = not tiers.full()
 # The gate types the commands of other pages in this process, as far as they need no shell.
 AS_PROCESSES = {"index", "install", "local", "first-run-here", "steps"}
 # A training of another model: the gate looks only at what it would do.
@@ -50,9 +51,12 @@ def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
     assert {block.tag for block in blocks(page)} <= {*RUN, *SHOWN}
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in pages() if any(block.tag in RUN for block in blocks(page))], ids=lambda page: page.stem
-)
+def tried(page: Path) -> ParameterSet:
+    """The case of a page. The gate has the one of AWS in test_first_run_aws.py."""
+    return pytest.param(page, id=page.stem, marks=[pytest.mark.full] if page.stem == ON_AWS else [])
+
+
+@pytest.mark.parametrize("page", [tried(page) for page in pages() if any(block.tag in RUN for block in blocks(page))])
 def test_a_page_does_what_it_says(
     page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -19,6 +19,7 @@ def shell(tmp_path: Path, trained_inputs: dict[str, Path]) -> Shell:
     return launched.lay_out(tmp_path / "ml", trained_inputs)
 
 
+@pytest.mark.full  # the gate has tests/job/test_kill_loop.py, and test_local_run.py for a stop
 def test_stopped_or_killed_it_goes_on_bit_for_bit(shell: Shell) -> None:
     launched.stopped_and_killed_like_left_alone(shell, "native", {})
 
