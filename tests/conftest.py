@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` a file to a worker, and all of tests/engine to one: it starts processes with torch once."""
+    """With `--dist loadfile` a file to a worker, and all of tests/engine to one, which starts its processes once."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
