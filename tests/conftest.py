@@ -24,6 +24,19 @@ hypothesis.settings.load_profile("untimed")
 # while others have the cores, all took several times as long. Local jobs and commands take this over.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+TOGETHER = (
+    # A worker starts processes with torch once, and has one copy of the shared run.
+    *(
+        (f"tests/{part}", "worlds")
+        for part in ("engine/", "train/test_validation", "train/test_profile", "planner/test_memory")
+    ),
+    *(
+        (f"tests/{part}", "shared run")
+        for part in ("docs/test_pages", "docs/test_first_run_aws", "reporting/", "tracking/test_run")
+    ),
+)
+"""Beginnings of files' names, and the group whose files one worker runs."""
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -125,14 +138,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` a file to a worker, and all of tests/engine to one, which starts its processes once."""
+    """With `--dist loadfile` a file to a worker, and all files of a group (`TOGETHER`) to one."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/engine" if nodeid.startswith("tests/engine/") else str(super()._split_scope(nodeid))
+            return next((name for start, name in TOGETHER if nodeid.startswith(start)), super()._split_scope(nodeid))
 
     return ByFile(config, log)
 

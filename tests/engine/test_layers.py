@@ -15,7 +15,7 @@ from tests.engine.cases import CONFIGS, mesh
 from tests.engine.world import World
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "text"), [("llama-tied-509", "221 sp"), ("qwen3", "212"), ("gpt_neox", "122 bf16"), ("gpt2", "411 sp")]
 )

@@ -20,6 +20,7 @@ MESHES = {
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MESHES)
 def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World, solo: World) -> None:
     config, count = CONFIGS[name], 4

@@ -295,6 +295,7 @@ CUT_OFF = [pytest.mark.full, pytest.mark.skipif(not cut_off(), reason="a user ma
 
 
 @pytest.mark.parametrize("network", [True, pytest.param(False, marks=CUT_OFF)], ids=["", "cut off"])
+@pytest.mark.full
 def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_path: Path, network: bool) -> None:
     """In the gate only its sockets are refused, as it is a copy of a Python that has imported torch."""
     shell = Shell(tmp_path / "ml")
