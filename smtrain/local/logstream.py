@@ -92,7 +92,8 @@ def replay(job: JobRecord) -> None:
     for path in sorted((job.folder / "logs").glob("*.jsonl")):
         stream = stream_of(f"{job.name}/{path.stem}")
         for stamp, lines in _batches(path):
-            stream.append([(stamp, line) for line in lines])
+            # They could be read then; as new arrivals they would keep a follower waiting for further ones.
+            stream.append([(stamp, line) for line in lines], [stamp / 1000] * len(lines))
             _scan(job, metrics, stamp, lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import time
 
 import pytest
 from botocore.exceptions import ClientError
@@ -62,6 +63,7 @@ def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> Non
     wait_for(lambda: client.keys("ckpt/"))
 
     killed(endpoint)
+    ended = time.time() * 1000
     assert running(endpoint.home) is None, "an endpoint.json of a dead process is seen through"
     again = start_server()
     assert again.url == endpoint.url, "a client made before the restart works on"
@@ -69,6 +71,9 @@ def test_jobs_logs_and_objects_are_there_again(start_server: StartServer) -> Non
     drop = "ResponseMetadata"
     assert {k: v for k, v in after.items() if k != drop} == {k: v for k, v in done.items() if k != drop}
     assert client.lines(done) == lines == ["m=7", "bye"]
+    of_it = {"logGroupName": GROUP, "logStreamNamePrefix": done["TrainingJobName"]}
+    for stream in client.logs.describe_log_streams(**of_it)["logStreams"]:
+        assert stream["lastIngestionTime"] < ended, "old lines are no new arrivals, for which a follower would wait"
     tags = client.sagemaker.list_tags(ResourceArn=done["TrainingJobArn"])["Tags"]
     assert tags == [{"Key": "k", "Value": "v"}]
     lost = client.describe(running_job)
