@@ -90,6 +90,7 @@ def on_page(command: str, section: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.full  # the gate has the page's requests above, and a whole run in tests/job/test_local_run.py
 def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
     shared_run: SharedRun, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

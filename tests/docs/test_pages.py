@@ -52,7 +52,7 @@ def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
 
 
 def tried(page: Path) -> ParameterSet:
-    """The case of a page. The gate has the one of AWS in test_first_run_aws.py."""
+    """The case of a page. Of the one of AWS the gate has the requests, in test_first_run_aws.py."""
     return pytest.param(page, id=page.stem, marks=[pytest.mark.full] if page.stem == ON_AWS else [])
 
 

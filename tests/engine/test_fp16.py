@@ -32,6 +32,7 @@ def test_losses_and_norms_agree(name: str, text: str, four: World, solo: World) 
     np.testing.assert_allclose(np.array(ranks[0]), np.array(single), rtol=5e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["221 fp16", "122 fp16 m2"])
 def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(text: str, four: World) -> None:
     for told in four.run(cases.overflow, CONFIGS["llama-tied-509"], mesh(text)):

@@ -118,7 +118,7 @@ def theirs(folder: Path, parquet: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("by", [by_library, pytest.param(by_hand, marks=pytest.mark.full)], ids=["library", "command"])
+@pytest.mark.parametrize("by", [by_library, by_hand], ids=["library", "command"])
 @pytest.mark.full
 def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(
     model: Path, tmp_path: Path, by: Callable[..., dict[str, Any]]

@@ -85,6 +85,7 @@ def test_graphs_are_compiled_once_and_every_later_job_knows(prepared: str, train
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_graphs_that_fail_fail_the_job_by_name_and_are_not_cached(
     prepared: str, trained_inputs: dict[str, Path]
 ) -> None:

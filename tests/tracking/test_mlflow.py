@@ -66,7 +66,6 @@ def granted() -> tuple[str, ...]:
     return statement.actions
 
 
-@pytest.mark.full  # the gate has test_run.py, with a server of MLflow, and test_buffer.py
 def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

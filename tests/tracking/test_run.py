@@ -40,6 +40,7 @@ def raw(shared_run: SharedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.full  # the gate has test_mlflow.py, and TensorBoard in tests/follow
 def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(raw: dict[str, Any], server: str, tmp_path: Path) -> None:
     told: list[str] = []
     raw |= {

@@ -56,6 +56,7 @@ def records(root: Path) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_steps_are_traced_and_their_parts_add_up(four: World, prepared: Shell, tmp_path: Path) -> None:
     plain, profiled = tmp_path / "plain", tmp_path / "profiled"
     for root in (plain, profiled):

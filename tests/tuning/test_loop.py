@@ -48,6 +48,7 @@ def config(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.full  # the gate has test_search.py, test_space.py and test_managed.py
 def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_path: Path) -> None:
     over, said = ["train.lr=1e-9,3e-3"], list[str]()
 
