@@ -133,6 +133,15 @@ def test_a_new_test_runs_and_a_change_of_the_environment_runs_all(select: Select
     assert select() == ["tests"]
 
 
+def test_a_file_that_may_skip_itself_is_named_as_a_whole(select: Select) -> None:
+    path = affected.ROOT / "tests/planner/test_memory.py"
+    path.write_text(f"import pytest\npytest.importorskip('nothing')\n{path.read_text()}")
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "x"], cwd=affected.ROOT, check=True
+    )
+    assert select(("smtrain/planner/memory.py", "return 1", "return 2"))[0] == "tests/planner/test_memory.py"
+
+
 def test_a_removed_function_affects_what_still_names_it(select: Select) -> None:
     found = select(("smtrain/planner/memory.py", "def peak", "def highest"))
     assert "tests/planner/test_memory.py::test_peak" in found
