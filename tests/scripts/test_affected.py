@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import affected
+from tests import affected, durations
 
 FILES = {
     "smtrain/__init__.py": "",
@@ -59,7 +59,7 @@ def select(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Select]:
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     commands = {"plan": ("smtrain.cli.plan", ""), "logs": ("smtrain.cli.logs", "")}
     monkeypatch.setattr(affected, "ROOT", tmp_path)
-    monkeypatch.setattr(affected.durations, "KEPT", tmp_path / "durations.json")
+    monkeypatch.setattr(durations, "KEPT", tmp_path / "durations.json")
     monkeypatch.setattr(affected, "COMMANDS", commands)
 
     def selected(*edits: tuple[str, str, str]) -> list[str]:
