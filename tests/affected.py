@@ -58,7 +58,7 @@ class Module:
     @classmethod
     def parse(cls, path: str, text: str) -> Module:
         module = cls(module_of(path), path)
-        for statement in ast.parse(text).body:
+        for statement in ast.parse(text, path).body:
             module._take(statement)
         return module
 
@@ -281,7 +281,7 @@ def graph() -> Graph:
     for module in modules().values():
         of_tests = module.name.startswith("tests.")
         types = of_tests and types_commands(module)
-        # The tables in `smtrain` and `smtrain.cli` name everything; whoever uses a name of them has its own edge.
+        # The tables in `smtrain` and `smtrain.cli` name everything; a module that uses a name of them has its own edge.
         tables = module.name in ("smtrain", "smtrain.cli")
         for name, statements in module.symbols.items():
             this = module.name, name
@@ -416,15 +416,25 @@ def _of_a_page(path: str) -> list[str]:
     return [f"{test}[{Path(path).stem}]" for test in tests]
 
 
-def main(words: list[str]) -> None:
-    """Print the arguments, one a line, and on stderr how many there are and what they took last time."""
+def main(words: list[str]) -> int:
+    """Print the arguments, one a line, and on stderr a count. The status is 2 for a wrong BASE or file."""
     base = words[0] if words else default_base()
+    try:
+        git("rev-parse", "--verify", "--quiet", f"{base}^{{commit}}")
+    except subprocess.CalledProcessError:
+        print(f"changed: {base!r} is no commit of this checkout; give a commit, a branch or a tag", file=sys.stderr)
+        return 2
     changed = changed_since(base)
-    chosen = affected(changed, base)
+    try:
+        chosen = affected(changed, base)
+    except SyntaxError as error:
+        print(f"changed: {error.filename}:{error.lineno} is not Python: {error.msg}; correct it first", file=sys.stderr)
+        return 2
     files = {argument.partition("::")[0] for argument in chosen}
     print(f"changed: {len(changed)} files since {base[:12]} can affect tests in {len(files)} files", file=sys.stderr)
-    print("\n".join(chosen))
+    print("\n".join(chosen), end="\n" if chosen else "")
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -142,6 +142,14 @@ def test_a_file_that_may_skip_itself_is_named_as_a_whole(select: Select) -> None
     assert select(("smtrain/planner/memory.py", "return 1", "return 2"))[0] == "tests/planner/test_memory.py"
 
 
+def test_a_wrong_base_or_file_is_one_sentence(select: Select, capsys: pytest.CaptureFixture[str]) -> None:
+    assert affected.main(["nowhere"]) == 2
+    assert "'nowhere' is no commit of this checkout; give" in capsys.readouterr().err
+    (affected.ROOT / "smtrain/planner/plan.py").write_text("def (\n")
+    assert affected.main(["HEAD"]) == 2
+    assert "smtrain/planner/plan.py:1 is not Python" in capsys.readouterr().err
+
+
 def test_a_removed_function_affects_what_still_names_it(select: Select) -> None:
     found = select(("smtrain/planner/memory.py", "def peak", "def highest"))
     assert "tests/planner/test_memory.py::test_peak" in found
