@@ -18,6 +18,7 @@ from smtrain.local import network, pools, refusals, room, validation
 from smtrain.local.containers import job as containers
 from smtrain.local.executor import Executor, arn_of
 from smtrain.local.jobs import JobRecord
+from smtrain.local.search import found as searched
 
 DEFAULT_RUNTIME = 86400  # seconds: the service's default, which Describe shows
 
@@ -107,9 +108,33 @@ def install(executor: Executor) -> None:
                     job.record()
             return result
 
+        run.__name__ = method.__name__
         return run
 
+    def of_a_resource(method: Any) -> Any:
+        """moto's handler, for resources that exist: it fails for any other."""
+
+        def run(self: Any) -> Any:
+            try:
+                resource = self.sagemaker_backend._get_resource_from_arn(self._get_param("ResourceArn"))
+            except Exception:
+                resource = None
+            if resource is None:
+                raise AWSValidationException("Requested resource not found.")
+            return method(self)
+
+        run.__name__ = method.__name__
+        return run
+
+    def search(self: Any) -> ActionResult:
+        return ActionResult(searched(list(executor.jobs.values()), self._get_params()))
+
+    theirs = SageMakerResponse
     for operation, handler in (
+        ("AddTags", saving(of_a_resource(theirs.add_tags))),
+        ("DeleteTags", saving(of_a_resource(theirs.delete_tags))),
+        ("ListTags", of_a_resource(theirs.list_tags)),
+        ("Search", search),
         ("CreateTrainingJob", create_training_job),
         ("DescribeTrainingJob", describe_training_job),
         ("StopTrainingJob", stop_training_job),
@@ -118,9 +143,7 @@ def install(executor: Executor) -> None:
         ("ListTrainingJobs", list_training_jobs),
     ):
         setattr(SageMakerResponse, handler.__name__, _validated(operation, handler))
-    for name in ("add_tags", "delete_tags"):
-        setattr(SageMakerResponse, name, saving(getattr(SageMakerResponse, name)))
-    # The same records serve moto's tags and Search.
+    # The same records serve moto's tags.
     sagemaker_backends[ACCOUNT][REGION].training_jobs = executor.jobs  # type: ignore[assignment]
 
 

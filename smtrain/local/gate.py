@@ -9,6 +9,7 @@ from typing import Any
 
 from smtrain.aws.local_plane import READY_PATH
 from smtrain.local import signature
+from smtrain.testing.faults import answer
 
 
 class Gate:
@@ -25,8 +26,7 @@ class Gate:
             return [json.dumps({"pid": os.getpid()}).encode()]
         self.last_request = time.monotonic()
         if refusal := self._refusal(environ, path):
-            start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [refusal.encode()]
+            return answer(environ, f"{_service(environ)}:", (403, "AccessDenied", refusal), start_response)
         return self.app(environ, start_response)
 
     def _refusal(self, environ: dict[str, Any], path: str) -> str | None:
@@ -36,3 +36,11 @@ class Gate:
         if path.lstrip("/").startswith("moto-api"):
             return "moto's own API, which can erase all state, is closed here"
         return signature.fault_of(environ, self.access_key, self.secret_key)
+
+
+def _service(environ: dict[str, Any]) -> str:
+    """The service that a request says it is signed for; a link is one of S3's."""
+    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split(",")[0].split("/")
+    if len(scope) > 3:
+        return str(scope[3])
+    return "s3" if "Signature=" in environ.get("QUERY_STRING", "") else ""

@@ -73,7 +73,9 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.sagemaker.responses:SageMakerResponse.delete_tags": ("self",),
     "moto.sagemaker.responses:SageMakerResponse.delete_training_job": ("self",),
     "moto.sagemaker.responses:SageMakerResponse.describe_training_job": ("self",),
+    "moto.sagemaker.responses:SageMakerResponse.list_tags": ("self",),
     "moto.sagemaker.responses:SageMakerResponse.list_training_jobs": ("self",),
+    "moto.sagemaker.responses:SageMakerResponse.search": ("self",),
     "moto.sagemaker.responses:SageMakerResponse.stop_training_job": ("self",),
     "moto.sagemaker.responses:SageMakerResponse.update_training_job": ("self",),
     "moto.servicequotas.responses:ServiceQuotasResponse.get_service_quota": ("self",),
@@ -107,7 +109,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "FakeMultipart": ("metadata", "parts"),
     "FakeBucket": ("creation_date", "keys", "region_name", "versioning_status"),
     "S3Backend": ("buckets", "region_name", "tagger"),
-    "SageMakerModelBackend": ("training_jobs", "endpoints"),
+    "SageMakerModelBackend": ("training_jobs", "endpoints", "_get_resource_from_arn"),
     "LogGroup": ("streams",),
     "LogsBackend": ("groups",),
 }  # fmt: skip

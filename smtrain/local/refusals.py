@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from html import escape
 from typing import Any
 
 from smtrain.local import pools
 
 HERE = "smtrain's local control plane"
-ANSWERS_IN_XML = ("iam", "sts", "s3", "ec2")
 # Parts of a request that would start or feed services that are not here.
 ABSENT = {
     "ServerlessJobConfig": "runs no serverless jobs",
@@ -20,15 +17,6 @@ ABSENT = {
     "DebugRuleConfigurations": "evaluates no debugger rules",
     "ProfilerRuleConfigurations": "evaluates no profiler rules",
 }
-
-
-def not_implemented(service: str, error: Exception) -> tuple[str, int, dict[str, str]]:
-    """Body, status and headers of the answer to an operation that moto does not know, as AWS's clients read it."""
-    message = f"{HERE} does not have it: {error}"
-    if service not in ANSWERS_IN_XML:
-        return json.dumps({"__type": "NotImplemented", "message": message}), 501, {"Content-Type": "application/json"}
-    told = f"<Error><Code>NotImplemented</Code><Message>{escape(message)}</Message></Error>"
-    return f"<ErrorResponse>{told}</ErrorResponse>", 501, {"Content-Type": "text/xml"}
 
 
 def fault_of(request: dict[str, Any]) -> str | None:

@@ -53,19 +53,34 @@ def probe(state: Path) -> None:
 
 
 def sentence(error: BaseException, state: Path) -> str | None:
-    """What to tell about a disk that takes no more; None for any other error."""
+    """What to tell about a disk that takes no more, or may not be written; None for any other error."""
     number = disk_number(error)
     if number is None:
-        return None
+        return _forbidden(error, state.parent)
     if isinstance(error, sqlite3.Error):
         try:
             probe(state)
         except OSError as plainer:
+            if told := _forbidden(plainer, state.parent):
+                return told
             number = plainer.errno if disk_number(plainer) else number
     told = disk_sentence(OSError(number, ""), place(state.parent)) or ""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return told.replace(": free some", ": free some (`smtrain local clean` says what can go)", 1)
     return told
+
+
+def _forbidden(error: BaseException, home: Path) -> str | None:
+    """What to tell about a file of the home that this user may not touch; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM):
+        return None
+    for name in (error.filename, error.filename2):
+        if isinstance(name, str) and Path(name).is_relative_to(home):
+            return (
+                f"{name} may not be written by this user: make everything in {home} (SMTRAIN_HOME) yours "
+                "(`chown -R`, `chattr -R -i`), or set SMTRAIN_HOME to another folder"
+            )
+    return None
 
 
 def _fill() -> None:

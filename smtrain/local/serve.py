@@ -95,28 +95,26 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     from smtrain.local import api, logs_api, quotas, room, schedules, store
     from smtrain.local.control import Control
     from smtrain.local.executor import Executor
-    from smtrain.local.refusals import not_implemented
+    from smtrain.local.guard import Guard
+    from smtrain.local.operations import Operations
     from smtrain.testing.faults import Faults
 
     before = _previous(state)
     access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
     secret_key = before.get("secret_key") or secrets.token_hex(20)
 
-    def backend(service: Any) -> Any:
-        made = create_backend_app(service)
-        made.register_error_handler(NotImplementedError, lambda error: not_implemented(service, error))
-        return made
-
-    faults = Faults(DomainDispatcherApplication(backend))
+    # Its applications raise what a handler raises, for they are in Flask's debug mode; the guard takes it.
+    faults = Faults(Operations(DomainDispatcherApplication(create_backend_app)))
     control = Control(faults)
     gate = Gate(control, access_key, secret_key)
-    server = _bind(gate, port, before.get("url", ""))
+    guard = Guard(gate, state)
+    server = _bind(guard, port, before.get("url", ""))
     url = f"http://127.0.0.1:{server.server_port}"
     endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)
 
     room.reserve_in(state)
     store.install(state / "s3")
-    executor = Executor(endpoint, grace=grace, namespaces=namespaces, app=gate)
+    executor = Executor(endpoint, grace=grace, namespaces=namespaces, app=guard)
     api.install(executor)
     logs_api.install()
     quotas.install(executor.quotas)

@@ -11,6 +11,7 @@ import fnmatch
 import io
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
 
 # What the control plane's own clients call themselves in their User-Agent.
 OWN_CLIENT = "smtrain-plane"
@@ -33,6 +35,10 @@ _FAILED = {
     "logs": (500, "ServiceUnavailableException", "The service cannot complete the request."),
     "servicequotas": (500, "ServiceException", "Something went wrong."),
 }
+
+
+class DroppedError(ConnectionResetError):
+    """A connection that is closed on purpose; nothing answers."""
 
 
 @dataclass
@@ -123,13 +129,13 @@ class Faults:
             _drain(environ)
         if outcome == "dropped":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-            raise ConnectionResetError(f"fault: the answer to {operation} is lost")
+            raise DroppedError(f"fault: the answer to {operation} is lost")
         service = operation.partition(":")[0]
         if outcome == "throttled":
             error = _THROTTLED.get(service, (400, "ThrottlingException", "Rate exceeded"))
         else:
             error = _FAILED.get(service, (500, "InternalFailure", "The request processing has failed."))
-        return _answer(environ, operation, error, start_response)
+        return answer(environ, operation, error, start_response)
 
     def _decide(self, operation: str) -> tuple[str | None, bool]:
         with self._lock:
@@ -191,24 +197,28 @@ def _drain(environ: dict[str, Any]) -> None:
         left -= len(chunk)
 
 
-def _answer(
+def answer(
     environ: dict[str, Any], operation: str, error: tuple[int, str, str], start_response: Any
 ) -> Iterable[bytes]:
-    """An error in the protocol of the request."""
+    """An error, (status, code, message), in the protocol of the request for `service:Operation`."""
     status, code, message = error
-    told = f"<Code>{code}</Code><Message>{message}</Message>"
+    service = operation.partition(":")[0]
+    told = f"<Code>{code}</Code><Message>{escape(_NOT_IN_XML.sub('?', message))}</Message>"
     if environ.get("HTTP_SMITHY_PROTOCOL") == "rpc-v2-cbor":
-        words = [word.encode() for word in ("__type", code, "message", message)]
-        kind, body = "application/cbor", b"\xa2" + b"".join(b"\x78" + bytes([len(word)]) + word for word in words)
+        kind, body = "application/cbor", b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", message)))
     elif "HTTP_X_AMZ_TARGET" in environ:
         kind, body = "application/x-amz-json-1.1", json.dumps({"__type": code, "message": message}).encode()
-    elif operation.startswith("s3:"):
+    elif service == "s3":
         kind, body = "application/xml", f"<Error>{told}<RequestId>0</RequestId></Error>".encode()
-    else:
+    elif service == "ec2":
+        kind, body = "text/xml", f"<Response><Errors><Error>{told}</Error></Errors></Response>".encode()
+    elif _asks_with_a_form(environ):
         kind, body = (
             "text/xml",
             f"<ErrorResponse><Error>{told}</Error><RequestId>0</RequestId></ErrorResponse>".encode(),
         )
+    else:
+        kind, body = "application/json", json.dumps({"message": message}).encode()
     if environ["REQUEST_METHOD"] == "HEAD":
         body = b""
     headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("x-amzn-errortype", code)]
@@ -216,3 +226,19 @@ def _answer(
         headers.append(("smithy-protocol", environ["HTTP_SMITHY_PROTOCOL"]))
     start_response(f"{status} Fault", headers)
     return [body]
+
+
+# Characters that XML 1.0 does not have.
+_NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+
+def _asks_with_a_form(environ: dict[str, Any]) -> bool:
+    """Whether the request is one of the query protocol (IAM, STS)."""
+    return environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded") or "Action=" in environ.get(
+        "QUERY_STRING", ""
+    )
+
+
+def _cbor(text: str) -> bytes:
+    told = text.encode(errors="replace")
+    return b"\x7a" + len(told).to_bytes(4, "big") + told
