@@ -18,7 +18,10 @@ USED: dict[str, tuple[str, ...]] = {
     "moto.cloudwatch.models:cloudwatch_backends": (),
     "moto.core.exceptions:JsonRESTError": (),
     "moto.core.responses:ActionResult": (),
+    "moto.iam.exceptions:IAMException": (),
+    "moto.iam.exceptions:NotFoundException": (),
     "moto.iam.models:iam_backends": (),
+    "moto.iam.responses:IamResponse": (),
     "moto.logs.exceptions:InvalidParameterException": (),
     "moto.logs.exceptions:ResourceNotFoundException": (),
     "moto.logs.models:LogStream": ("_log_ids", "put_log_events", "to_describe_dict"),
@@ -49,6 +52,7 @@ USED: dict[str, tuple[str, ...]] = {
 
 # "module:Class.name" -> the parameters of moto's own, which ours must take; None for what is not a function
 REPLACED: dict[str, tuple[str, ...] | None] = {
+    "moto.iam.responses:IamResponse.simulate_principal_policy": ("self",),
     "moto.logs.responses:LogsResponse.describe_log_streams": ("self",),
     "moto.logs.responses:LogsResponse.filter_log_events": ("self",),
     "moto.logs.responses:LogsResponse.get_log_events": ("self",),
@@ -91,6 +95,7 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
 ADDED = frozenset(
     f"moto.{service}.responses:{name}"
     for service, name in (
+        ("iam", "IamResponse.simulate_principal_policy"),
         ("sagemaker", "SageMakerResponse.delete_training_job"),
         ("sagemaker", "SageMakerResponse.stop_training_job"),
         ("sagemaker", "SageMakerResponse.update_training_job"),
@@ -110,6 +115,8 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "FakeBucket": ("creation_date", "keys", "region_name", "versioning_status"),
     "S3Backend": ("buckets", "region_name", "tagger"),
     "SageMakerModelBackend": ("training_jobs", "endpoints", "_get_resource_from_arn"),
+    "IAMBackend": ("get_group", "get_groups_for_user", "get_policy", "get_role", "get_user"),
+    "Role": ("arn", "managed_policies", "permissions_boundary_arn", "policies"),
     "LogGroup": ("streams",),
     "LogsBackend": ("groups",),
 }  # fmt: skip

@@ -92,7 +92,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     )
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    from smtrain.local import api, logs_api, quotas, room, schedules, store
+    from smtrain.local import api, logs_api, quotas, room, schedules, simulator, store
     from smtrain.local.control import Control
     from smtrain.local.executor import Executor
     from smtrain.local.guard import Guard
@@ -117,6 +117,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     executor = Executor(endpoint, grace=grace, namespaces=namespaces, app=guard)
     api.install(executor)
     logs_api.install()
+    simulator.install()
     quotas.install(executor.quotas)
     schedules.install()
     schedules.start()

@@ -79,7 +79,8 @@ def raising(error: Exception) -> App:
 
 def answer(url: str, service: str, operation: str, **asked: Any) -> tuple[int, str, str]:
     """Status, code and message of the error that boto3 reads."""
-    client: Any = session_of(url, REGION, "A" * 20, "x").client(service, config=Config(retries={"max_attempts": 0}))
+    session: Any = session_of(url, REGION, "A" * 20, "x")
+    client = session.client(service, config=Config(retries={"max_attempts": 0}))
     names = {known: name for name, known in client.meta.method_to_api_mapping.items()}
     with pytest.raises(ClientError) as caught:
         getattr(client, names[operation])(**asked)

@@ -126,7 +126,7 @@ def replaced(folder: str) -> None:
     from moto.sagemaker.models import sagemaker_backends
 
     from smtrain.aws.local_plane import BUCKET, REGION, ROLE, Endpoint
-    from smtrain.local import api, logs_api, quotas, schedules, store, streams
+    from smtrain.local import api, logs_api, quotas, schedules, simulator, store, streams
     from smtrain.local.executor import Executor
     from smtrain.local.index import KEPT
 
@@ -134,12 +134,15 @@ def replaced(folder: str) -> None:
     # Made before the first look: moto fills such things in as they are asked for.
     backends: list[Any] = [each[ACCOUNT][REGION] for each in (cloudwatch_backends, logs_backends, sagemaker_backends)]
     s3 = s3_backends[ACCOUNT]["aws"]
-    backends += [s3, iam_backends[ACCOUNT]["aws"]]
+    iam = iam_backends[ACCOUNT]["aws"]
+    role = iam.create_role("role", "{}", "/", None, "", [], "3600")
+    backends += [s3, iam, role]
     (Path(folder) / "local").mkdir()
     before = motos()
     store.install(Path(folder) / "s3")
     api.install(Executor(endpoint, grace=1, namespaces=False))
     logs_api.install()
+    simulator.install()
     schedules.install()
     quotas.install(quotas.Quotas())
     after = motos()
