@@ -179,7 +179,7 @@ def main() -> None:
     with contextlib.suppress(plane.session().client("s3").exceptions.BucketAlreadyOwnedByYou):
         plane.session().client("s3").create_bucket(Bucket=BUCKET)
     environment = {
-        **os.environ, **plane.environment(), "SAGEMAKER_VALIDATE_ROLE": "false",
+        **os.environ, **plane.environment(),
         "SAGEMAKER_SUPPRESS_V2_WARNING": "1", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
     seen: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}

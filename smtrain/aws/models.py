@@ -5,6 +5,7 @@ A client of SageMaker or EC2 takes a tenth of a second to describe.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,14 @@ def described(service: str) -> Any:
     """botocore's model of a service, whatever the user's own AWS settings are."""
     import botocore.session
 
-    session = botocore.session.Session(session_vars={"config_file": (None, None, "/dev/null", None)})
+    # AWS_PROFILE names a profile of the user's files, which are not read: botocore would say that there is none.
+    session = botocore.session.Session(
+        session_vars={
+            "profile": (None, None, None, None),
+            "config_file": (None, None, os.devnull, None),
+            "credentials_file": (None, None, os.devnull, None),
+        }
+    )
     share_models(session)
     return session.get_service_model(service)
 

@@ -1,7 +1,8 @@
-"""`smtrain local status|stop|clean`: the control plane on this machine."""
+"""`smtrain local status|env|stop|clean`: the control plane on this machine."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -16,8 +17,13 @@ if TYPE_CHECKING:
 app = options.app()
 
 
+NOT_SHOWN = "AWS_SECRET_ACCESS_KEY"
+
+
 @app.command()
-def status() -> None:
+def status(
+    secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False,
+) -> None:
     """Show whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
     from smtrain.aws.local_plane import home_folder, running, server_pid
     from smtrain.local.usage import aside, usage
@@ -33,8 +39,27 @@ def status() -> None:
         say("the local control plane is not running; any command with --target local starts it")
         return
     say(f"running as process {endpoint.pid} at {endpoint.url}; state in {endpoint.home}")
-    for key, value in endpoint.environment().items():
-        say(f"export {key}={value}", whole=True)
+    for line in exports({k: v for k, v in endpoint.environment().items() if secrets or k != NOT_SHOWN}):
+        say(line, whole=True)
+    if not secrets:
+        say(f'{NOT_SHOWN} is not shown; `eval "$(smtrain local env)"` sets it with the others, --secrets shows it')
+
+
+@app.command()
+def env() -> None:
+    """Print the variables that point other tools at the control plane, for `eval "$(smtrain local env)"`.
+
+    Starts the control plane if it does not run. The output holds its secret key.
+    """
+    from smtrain.aws.local_plane import ensure_running
+
+    for line in exports(ensure_running().environment()):
+        say(line, whole=True)
+
+
+def exports(variables: dict[str, str]) -> list[str]:
+    """Lines that set these variables in a POSIX shell."""
+    return [f"export {key}={shlex.quote(value)}" for key, value in variables.items()]
 
 
 @app.command()

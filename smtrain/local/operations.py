@@ -59,7 +59,8 @@ def refused(service: str, operation: str) -> bool:
 
 def refusal(service: str, operation: str) -> tuple[int, str, str]:
     """Status, code and message of the answer to an operation that is not here."""
-    return 501, "NotImplemented", f"{HERE} does not have {service}:{operation}; docs/local.md lists what it has"
+    said = f"{service}:{operation} cannot be called: {HERE} does not have it; docs/local.md lists what it has"
+    return 501, "NotImplemented", said
 
 
 class Operations:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from smtrain.checkpoint import staging, uploading
 from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.summary import diff, inspect
 from smtrain.errors import CheckpointError
+from tests import as_told
 from tests.checkpoint.folders import LLAMA, hf_folder
 
 
@@ -195,12 +195,10 @@ def test_s3(tmp_path: Path, local_home: Path) -> None:
     )
     convert(source, tmp_path / "broken", tp=2, pp=1)
     command = [sys.executable, "-c", code, str(source), "s3://conversions/m", str(tmp_path / "back")]
-    told = subprocess.run(
-        command, env={**os.environ, **endpoint.environment()}, capture_output=True, text=True, check=False
-    )
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run(command, env=as_told.environment(endpoint), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert not list(diff(source, tmp_path / "back"))
-    assert "is not what was written" in told.stdout
+    assert "is not what was written" in done.stdout
     held = [o["Key"] for o in s3.list_objects_v2(Bucket="conversions")["Contents"]]
     assert "m/nxd/manifest.json" in held
     assert not [key for key in held if key.startswith("m/none")]
@@ -228,15 +226,13 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
     )
     for most in (15, 1000):
         command = [sys.executable, "-c", code, str(source), "s3://killed/out", str(most)]
-        told = subprocess.run(
-            command, env={**os.environ, **endpoint.environment()}, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, env=as_told.environment(endpoint), capture_output=True, text=True, check=False)
         held = {o["Key"].rsplit("/")[-1] for o in s3.list_objects_v2(Bucket="killed")["Contents"]}
         parts = {f"dp_rank_00_tp_rank_{t:02d}_pp_rank_{p:02d}.pt" for t in (0, 1) for p in (0, 1)}
         if most == 15:
             assert held == {staging.JOURNAL, *(part for part in parts if "pp_rank_00" in part)}
     rest = 2 * 8 + 2  # two layers, the last norm and the head
-    assert told.stdout.split() == [str(rest), "0"], told.stderr
+    assert done.stdout.split() == [str(rest), "0"], done.stderr
     assert held == {*parts, "config.json", "manifest.json"}
 
 

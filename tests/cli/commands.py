@@ -164,6 +164,7 @@ COMMANDS: dict[str, Command] = {
     "pool list": Command(of_job=("",), asks_aws=("",)),
     "pool release": Command(wrong=("", "job --all", "''"), asks_aws=("job",)),
     "local status": Command(),
+    "local env": Command(),
     "local stop": Command(),
     "local clean": Command(wrong=("--older-than soon", "--older-than -1d")),
 }  # fmt: skip

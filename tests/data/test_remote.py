@@ -17,6 +17,7 @@ from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.data.sources import find_files
 from smtrain.errors import DataError
+from tests import as_told
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +48,7 @@ def texts(local_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, texts: Path) -> None:
     """What a user sets to reach an S3 that is not AWS's."""
-    for name, value in ensure_running().environment().items():
-        monkeypatch.setenv(name, value)
+    as_told.tell(monkeypatch)
 
 
 def written(folder: Path) -> dict[str, bytes]:

@@ -16,8 +16,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 import smtrain
-from smtrain.aws.local_plane import ensure_running
-from tests import tiers, warm
+from tests import as_told, tiers, warm
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
 from tests.shared_run import SharedRun
 from tests.typed import typed
@@ -79,7 +78,7 @@ def test_a_page_does_what_it_says(
 
 def as_aws() -> dict[str, str]:
     """The environment in which an AWS client takes the local control plane for AWS."""
-    return {key: value for key, value in ensure_running().environment().items() if "PROFILE" not in key}
+    return as_told.variables()
 
 
 def run_all(

@@ -68,7 +68,7 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
         made = policies("config.yaml", target="aws")
         account[1].create_role(RoleName="train", AssumeRolePolicyDocument=json.dumps(made["trust"]))
         for stage in STAGES:
-            # moto simulates no policies and has none of AWS's images, so nothing is checked.
+            # moto alone simulates no policies and has none of AWS's images, so nothing is checked.
             job = smtrain.launch("config.yaml", stage=stage, target="aws", wait=False, check=False, say=lambda _: None)
             sent: Any = account[2].describe_training_job(TrainingJobName=job.name)
             assert sent["RoleArn"].endswith(":role/train")

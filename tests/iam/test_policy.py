@@ -31,7 +31,7 @@ MLFLOW = "arn:aws:sagemaker:us-west-2:111122223333:mlflow-tracking-server/team"
 UNSEEN = {
     "iam:PassRole": "checked by SageMaker when the job is created",
     "sagemaker:AddTags": "checked by SageMaker when the job is created with tags",
-    "iam:SimulatePrincipalPolicy": "the local control plane does not simulate policies",
+    "iam:SimulatePrincipalPolicy": "`smtrain check` asks it of AWS only",
     "ecr:BatchGetImage": "the local control plane runs jobs without an image",
     "logs:DescribeLogStreams": "the last lines of a job that failed",
     "logs:GetLogEvents": "the last lines of a job that failed",

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.aws.local_plane import ensure_running
 from smtrain.aws.target import Target
 from smtrain.config.secret import Secret
 from smtrain.contract.entrypoints import entrypoints_folder
+from tests import as_told
 from tests.job.hub import Hub
 
 pytestmark = pytest.mark.slow
@@ -92,8 +92,7 @@ def test_a_token_nobody_keeps_is_found_before_anything_runs(
 
 
 def test_a_parameter_is_read_as_a_secret_is(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in ensure_running().environment().items():
-        monkeypatch.setenv(key, value)
+    as_told.tell(monkeypatch)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     monkeypatch.syspath_prepend(str(entrypoints_folder()))
     read = importlib.import_module("token_by_name").read

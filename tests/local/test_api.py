@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from smtrain.aws.local_plane import Endpoint
 from smtrain.local import validation
+from tests import as_told
 
 from .conftest import ROOT, Client, channel
 
@@ -270,11 +270,10 @@ def test_sagemaker_sdk_waits_for_a_job(client: Client) -> None:
         "job.wait(poll=1, logs=True)\n"
         "print('STATUS', job.training_job_status)\n"
     )
-    kept = {k: os.environ[k] for k in ("PATH", "HOME") if k in os.environ}
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={**kept, **client.endpoint.environment()},
+        env=as_told.environment(client.endpoint),
         capture_output=True,
         text=True,
     )

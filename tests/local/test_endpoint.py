@@ -16,6 +16,7 @@ from smtrain.aws import local_plane
 from smtrain.aws.local_plane import Endpoint, ensure_running, revive, running, shut_down
 from smtrain.cli.local import status
 from smtrain.errors import LocalError
+from tests import as_told
 
 from .conftest import ROOT, StartServer
 
@@ -77,7 +78,7 @@ def test_the_environment_points_plain_boto3_here(endpoint: Endpoint) -> None:
         " boto3.client('s3').list_buckets()['Buckets'][0]['Name'])"
     )
     users = {"AWS_PROFILE": "work", "AWS_SESSION_TOKEN": "real", "AWS_REGION": "eu-west-1"}
-    env = {**os.environ, **users, **endpoint.environment()}
+    env = {**os.environ, **users, **as_told.variables(endpoint)}
     done = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == [endpoint.account, endpoint.bucket], done.stderr
 

@@ -106,7 +106,7 @@ def test_what_is_not_implemented_and_a_page_are_a_refusal_by_name(serve: Serve, 
     for app in (raising(NotImplementedError("x")), NotFound()):
         status, code, message = answer(serve(app), service, operation, **asked)
         assert (status, code) == (501, "NotImplemented")
-        assert f"does not have {SIGNED_AS.get(service, service)}:{operation};" in message
+        assert f"{SIGNED_AS.get(service, service)}:{operation} cannot be called: " in message
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 
 from smtrain.local.containers.daemon import connect
 from smtrain.testing.switches import Plane
-from tests import docker
+from tests import as_told, docker
 
 from .conftest import Client, channel
 
@@ -192,8 +192,7 @@ def test_a_model_trainer_of_sdk_v3_trains_on_two_hosts(
     (tmp_path / "defaults.yaml").write_text(
         "SchemaVersion: '1.0'\nSageMaker:\n  PythonSDK:\n    Modules:\n      TelemetryOptOut: true\n"
     )
-    for name, value in {**client.endpoint.environment(), "SAGEMAKER_VALIDATE_ROLE": "false"}.items():
-        monkeypatch.setenv(name, value)
+    as_told.tell(monkeypatch, client.endpoint)
     for name in ("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"):
         monkeypatch.setenv(name, str(tmp_path / "defaults.yaml"))
     from sagemaker.core.helper.session_helper import Session
@@ -207,7 +206,7 @@ def test_a_model_trainer_of_sdk_v3_trains_on_two_hosts(
     trainer = ModelTrainer(
         training_image="nobody-has:this",
         role=client.endpoint.role,
-        sagemaker_session=Session(boto_session=client.endpoint.session(), default_bucket=client.bucket),
+        sagemaker_session=Session(default_bucket=client.bucket),
         base_job_name="v3",
         source_code=SourceCode(source_dir=str(folder), entry_script="train.py"),
         compute=Compute(instance_type="ml.m5.large", instance_count=2),

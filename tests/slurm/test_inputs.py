@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.aws.local_plane import ensure_running
 from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
@@ -23,6 +22,7 @@ from smtrain.job.stages import Chain
 from smtrain.place.choose import target_of
 from smtrain.planner.resolve import load_config
 from smtrain.preflight.cluster import inputs_in_place
+from tests import as_told
 from tests.slurm.conftest import ROOT, Bench
 
 BUCKET = "smtrain-local"
@@ -38,8 +38,7 @@ for path in sorted(path for path in root.rglob("*") if path.is_file()):
 def bucket(bench: Bench, local_home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     """The S3 of the control plane, which jobs of the cluster reach as well."""
     monkeypatch.setenv("SMTRAIN_HOME", str(local_home))
-    for name, value in ensure_running().environment().items():
-        monkeypatch.setenv(name, value)
+    as_told.tell(monkeypatch)
     target = Target("local")
     target.s3.create_bucket(Bucket=BUCKET)
     return target

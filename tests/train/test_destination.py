@@ -13,6 +13,7 @@ from smtrain.contract.container import Container
 from smtrain.contract.lineage import Lineage
 from smtrain.contract.owner import Fence, Owner, OwnerError, owner_uri
 from smtrain.train.destination import VARIABLE, Destination
+from tests import as_told
 from tests.checkpoint.folders import LLAMA
 from tests.checkpoint.test_open import native
 
@@ -29,10 +30,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
 @pytest.fixture
 def uri(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A prefix on the local control plane, with a container's way to it."""
-    from smtrain.aws.local_plane import ensure_running
-
-    for name, value in ensure_running().environment().items():
-        monkeypatch.setenv(name, value)
+    as_told.tell(monkeypatch)
     uri = f"s3://smtrain-local/destination/{time.time_ns()}/checkpoints/"
     monkeypatch.setenv(VARIABLE, uri)
     return uri
