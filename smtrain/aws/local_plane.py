@@ -7,11 +7,11 @@ import dataclasses
 import fcntl
 import hashlib
 import hmac
+import http.client
 import json
 import os
 import signal
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smtrain.aws.local_server import ServerProcess
+from smtrain.aws.local_written import endpoint_fields, make_way, pid_in
 from smtrain.disk import disk_sentence, probe
 from smtrain.errors import LocalError
 from smtrain.extras import missing, present
@@ -38,6 +39,7 @@ CONTROL = "SMTRAIN "
 """What the Authorization of a control call begins with."""
 START_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
+_ANSWER_BYTES = 1000
 SILENT_SECONDS = 20.0
 """How long a server is waited for that is there and does not answer: a busy machine, or a suspended process."""
 
@@ -111,25 +113,25 @@ def running(home: Path | None = None) -> Endpoint | None:
 
 def server_pid(home: Path | None = None) -> int | None:
     """The process of this home's server if there is one, whether or not it answers."""
-    folder = home_folder(home)
-    endpoint = _written(folder)
-    if endpoint is None or _released(state_folder(folder) / "serve.lock", 0):
+    state = state_folder(home_folder(home))
+    lock = state / "serve.lock"
+    pid = endpoint_fields(state).get("pid") or pid_in(lock)
+    if pid is None or _released(lock, 0):
         return None
     try:
-        os.kill(endpoint.pid, 0)
-    except ProcessLookupError:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
         return None
-    return endpoint.pid
+    return int(pid)
 
 
 def _written(folder: Path) -> Endpoint | None:
-    """What the last server of this home has written about itself."""
-    try:
-        written = json.loads((state_folder(folder) / "endpoint.json").read_text())
-        known = {f.name for f in dataclasses.fields(Endpoint)}
-        return Endpoint(**{k: v for k, v in written.items() if k in known and k != "home"}, home=folder)
-    except (OSError, ValueError, TypeError):
+    """The endpoint that the last server of this home has written; None if a part of it is missing or damaged."""
+    written = endpoint_fields(state_folder(folder))
+    wanted = {f.name for f in dataclasses.fields(Endpoint)} - {"home"}
+    if not wanted <= written.keys():
         return None
+    return Endpoint(**{name: written[name] for name in wanted}, home=folder)
 
 
 def _answers(endpoint: Endpoint) -> bool:
@@ -137,9 +139,10 @@ def _answers(endpoint: Endpoint) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(endpoint.url + READY_PATH, timeout=ANSWER_SECONDS) as reply:
-            return bool(json.load(reply).get("pid") == endpoint.pid)
-    except (OSError, ValueError, urllib.error.URLError):
+            told = json.loads(reply.read(_ANSWER_BYTES))
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):  # another program has the port
         return False
+    return isinstance(told, dict) and told.get("pid") == endpoint.pid
 
 
 def ensure_running(home: Path | None = None) -> Endpoint:
@@ -156,6 +159,8 @@ def ensure_running(home: Path | None = None) -> Endpoint:
     try:
         state.mkdir(parents=True, exist_ok=True)
         state.chmod(0o700)
+        for name in ("start.lock", "serve.lock", "server.log"):
+            make_way(state / name)
         with _exclusively(state / "start.lock"):
             return running(folder) or _start(folder)
     except OSError as error:
@@ -188,11 +193,10 @@ def revive(before: Endpoint) -> None:
     """
     if _answers(before):
         return
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads((state_folder(before.home) / "endpoint.json").read_text()).get("stopped"):
-            raise LocalError(
-                "the local control plane was stopped, and its jobs with it; the same command starts it and goes on"
-            )
+    if endpoint_fields(state_folder(before.home)).get("stopped"):
+        raise LocalError(
+            "the local control plane was stopped, and its jobs with it; the same command starts it and goes on"
+        )
     again = ensure_running(before.home)
     if again.pid == before.pid:
         return
@@ -257,9 +261,12 @@ def _released(lock: Path, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            with open(lock) as handle:
+            handle = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
+            try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
+            finally:
+                os.close(handle)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False

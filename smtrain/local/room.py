@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from smtrain.aws.local_written import make_way
 from smtrain.disk import disk_number, disk_sentence
 from smtrain.disk import probe as try_writing
 
@@ -32,6 +33,7 @@ def reserve_in(state: Path) -> None:
     """Keep the reserve in this folder from now on."""
     global _reserve
     _reserve = state / "reserve"
+    make_way(_reserve)
     _fill()
 
 
@@ -86,9 +88,11 @@ def _forbidden(error: BaseException, home: Path) -> str | None:
 def _fill() -> None:
     """Make the reserve again where there is plenty of room for it."""
     with _lock:
-        if _reserve is None or _reserve.exists():
+        if _reserve is None:
             return
         try:
+            if _reserve.exists() and _reserve.stat().st_size:
+                return
             size = min(RESERVE_BYTES, shutil.disk_usage(_reserve.parent).free // 8)
             with open(_reserve, "wb") as handle:
                 handle.write(bytes(size))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.local_plane import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, state_folder
+from smtrain.aws.local_written import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
 from smtrain.local import moto_contract
 from smtrain.local.files import write_atomically
 from smtrain.local.gate import Gate
@@ -42,11 +43,17 @@ class ServerLog(io.TextIOBase):
 
 def _lock(state: Path) -> Any:
     """Held for the life of the process: two servers must never write one state. Waits for one that is ending."""
-    handle = open(state / "serve.lock", "a")  # noqa: SIM115
+    make_way(state / "serve.lock")
+    handle = open(state / "serve.lock", "a+")  # noqa: SIM115
     deadline = time.monotonic() + 10
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # For `smtrain local stop`, if endpoint.json is damaged while this process runs.
+            with contextlib.suppress(OSError):  # a full disk
+                handle.truncate(0)
+                handle.write(str(os.getpid()))
+                handle.flush()
             return handle
         except BlockingIOError:
             if time.monotonic() > deadline:
@@ -60,7 +67,7 @@ def _bind(app: Any, port: int, previous_url: str) -> Any:
 
     from smtrain.local.requests_quietly import QuietHandler
 
-    previous = int(previous_url.rsplit(":", 1)[1]) if previous_url else 0
+    previous = port_of(previous_url)
     for candidate in [port] if port else [previous, 0]:
         # werkzeug ends the process itself when a port is taken, hence SystemExit.
         with contextlib.suppress(OSError, SystemExit):
@@ -69,11 +76,11 @@ def _bind(app: Any, port: int, previous_url: str) -> Any:
 
 
 def _previous(state: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((state / "endpoint.json").read_text())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    """What the last server has written about itself, as far as it is well-formed; a damaged file is set aside."""
+    found, path = endpoint_fields(state), state / ENDPOINT
+    if os.path.lexists(path) and not {"url", "pid", "access_key", "secret_key"} <= found.keys():
+        set_aside(path, "is damaged")
+    return found
 
 
 def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespaces: bool) -> None:
@@ -124,6 +131,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     control.connect(faults, executor, endpoint)
     executor.restore()
     _make_defaults()
+    make_way(state / "aws_config")
     config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
     room.insist(lambda: write_atomically(state / "aws_config", config))
     written = {k: v for k, v in vars(endpoint).items() if k != "home"}
@@ -131,7 +139,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     def end() -> None:
         # Clients start a plane again that has died, not one that was told to end.
         with contextlib.suppress(OSError):
-            write_atomically(state / "endpoint.json", json.dumps({**written, "stopped": True}))
+            write_atomically(state / ENDPOINT, json.dumps({**written, "stopped": True}))
         server.shutdown()
 
     def leave(*_: Any) -> None:
@@ -142,7 +150,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     gate.last_request = time.monotonic()
     if idle_exit is not None:
         threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
-    room.insist(lambda: write_atomically(state / "endpoint.json", json.dumps(written)))
+    room.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(written)))
     server.serve_forever(poll_interval=0.05)
     executor.settle(SETTLES_WITHIN)
     # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from smtrain.aws.local_hosts import RUN_IN, LocalHosts
+from smtrain.aws.local_written import read_json, set_aside
 from smtrain.local.containers import leftovers
 from smtrain.local.files import write_atomically
 
@@ -18,9 +20,13 @@ USED = "docker-used"
 
 def load(state: Path) -> LocalHosts:
     """The settings of this home; the defaults where there are none, or none that make sense."""
+    path = state / FILE
+    if not os.path.lexists(path):
+        return LocalHosts()
     try:
-        return checked(json.loads((state / FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+        return checked(read_json(path) or {"damaged": True})
+    except (ValueError, TypeError):
+        set_aside(path, "is damaged")
         return LocalHosts()
 
 
