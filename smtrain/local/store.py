@@ -138,6 +138,14 @@ def _keeping(method: Any) -> Any:
     """Write down what a changing request did before it is answered; a disk that takes no more is an S3 error."""
 
     def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
+        # WSGI has a character for each byte of the path: /bucket/key.
+        size = len(request.environ.get("PATH_INFO", "").lstrip("/").partition("/")[2])
+        if size > 1024 and request.method in ("PUT", "POST"):
+            while request.stream.read(1 << 20):  # a client that still sends would see a broken pipe
+                pass
+            said = f"the key has {size} bytes and may have 1024 bytes; choose a shorter one"
+            body = f"<Error><Code>KeyTooLongError</Code><Message>{said}</Message></Error>"
+            return 400, {"Content-Type": "application/xml"}, body
         try:
             with _one_by_one if _is_conditional(request) else nullcontext():
                 reply = method(self, request, full_url, headers)

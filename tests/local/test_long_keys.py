@@ -1,0 +1,44 @@
+"""Keys of more than 1,024 bytes are refused as S3 refuses them, however an object is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from .conftest import Client
+
+LONGEST = "long/" + "é" * 509 + "x"  # 1,024 bytes, and far fewer characters
+LONGER = LONGEST + "y"
+
+
+def code_of(error: ClientError) -> tuple[str, int]:
+    told: Any = error.response
+    return told["Error"]["Code"], told["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def test_1024_bytes_are_a_key(client: Client) -> None:
+    assert len(LONGEST.encode()) == 1024
+    client.put(LONGEST, b"whole")
+    assert client.get(LONGEST) == b"whole"
+    assert LONGEST in client.keys("long/")
+
+
+@pytest.mark.parametrize("how", ["put", "put a large body", "copy", "multipart"])
+def test_more_is_refused_and_nothing_is_stored(client: Client, how: str) -> None:
+    where: Any = {"Bucket": client.bucket, "Key": LONGER}
+    client.put("long-source/a", b"x")
+    with pytest.raises(ClientError) as caught:
+        if how == "put":
+            client.s3.put_object(**where, Body=b"x")
+        elif how == "put a large body":
+            client.s3.put_object(**where, Body=bytes(20 << 20))
+        elif how == "copy":
+            client.s3.copy_object(**where, CopySource={"Bucket": client.bucket, "Key": "long-source/a"})
+        else:
+            client.s3.create_multipart_upload(**where)
+    assert code_of(caught.value) == ("KeyTooLongError", 400)
+    assert "1024 bytes" in str(caught.value)
+    assert LONGER not in client.keys("long/")
+    assert not client.s3.list_multipart_uploads(Bucket=client.bucket).get("Uploads")
