@@ -51,7 +51,10 @@ COMMANDS = {
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
     "cluster": ("smtrain.cli.cluster", "`template CONFIG` prints a Slurm cluster for AWS ParallelCluster."),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
-    "local": ("smtrain.cli.local", "`status` or `stop` of the control plane on this machine; `clean` frees its disk."),
+    "local": (
+        "smtrain.cli.local",
+        "`status`, `env` or `stop` of the control plane on this machine; `clean` frees its disk.",
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from smtrain.local import moto_contract
 from smtrain.local.operations import OURS, PASSED_ON, Operations, named, refused
 from tests.local.calls import answer, operations
 
-from .conftest import Client
+from .conftest import ROOT, Client
 
 SAGEMAKER = operations("sagemaker")
 ONCE = Config(retries={"total_max_attempts": 1})
@@ -158,3 +158,8 @@ def signed_for(client: Client, target: str, body: bytes) -> dict[str, str]:
     keys = Credentials(client.endpoint.access_key, client.endpoint.secret_key)
     SigV4Auth(keys, "sagemaker" if target.startswith("Sage") else "logs", client.endpoint.region).add_auth(request)
     return dict(request.headers.items())
+
+
+def test_the_page_names_what_the_plane_itself_answers() -> None:
+    page = (ROOT / "docs/local.md").read_text("utf-8")
+    assert [operation for operation in sorted(OURS) if f"`{operation}`" not in page] == []
