@@ -156,7 +156,7 @@ def _keeping(method: Any) -> Any:
                 keep(self.bucket_name, None if whole_bucket else self.parse_key_name(), gone=gone)
         except (OSError, sqlite3.Error) as error:
             told = room.sentence(error, _state)
-            if told is None:
+            if told is None or isinstance(error, PermissionError):
                 raise
             body = f"<Error><Code>InsufficientStorage</Code><Message>{escape(told)}</Message></Error>"
             return 507, {"Content-Type": "application/xml"}, body

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from smtrain.aws.local_hosts import LocalHosts
 from smtrain.aws.local_plane import ensure_running, revive, running, server_pid, shut_down
 from smtrain.aws.local_written import endpoint_fields, read_json
 from smtrain.local.containers import settings
@@ -150,7 +151,7 @@ def test_a_damaged_file_does_not_stop_a_revival(home: Path) -> None:
 )
 def test_settings_of_hosts_that_make_no_sense_are_set_aside(text: str, tmp_path: Path) -> None:
     (tmp_path / settings.FILE).write_text(text)
-    assert settings.load(tmp_path) == settings.LocalHosts()
+    assert settings.load(tmp_path) == LocalHosts()
     wrong = text != '{"run_in": {}}'
     assert (tmp_path / f"{settings.FILE}.damaged-1").exists() == wrong
 
