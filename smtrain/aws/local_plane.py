@@ -37,6 +37,8 @@ READY_PATH = "/smtrain/ready"
 CONTROL_PATH = "/smtrain/control/"
 CONTROL = "SMTRAIN "
 """What the Authorization of a control call begins with."""
+SDK_DEFAULTS = "sagemaker.yaml"
+"""The SDKs' own file of defaults, with our bucket as theirs."""
 START_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 _ANSWER_BYTES = 1000
@@ -61,10 +63,11 @@ class Endpoint:
     def environment(self) -> dict[str, str]:
         """Variables that point boto3, the SageMaker SDK and s3fs here, over whatever AWS_* the process had.
 
-        Empty and /dev/null values switch off a user's session token and credential files.
+        Empty and /dev/null values switch off a user's session token and credential files; the SDKs' defaults are ours.
         """
         users = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
         direct = ",".join(filter(None, ["127.0.0.1,localhost", users]))
+        defaults = state_folder(self.home) / SDK_DEFAULTS
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -81,6 +84,8 @@ class Endpoint:
             "AWS_EC2_METADATA_DISABLED": "true",
             "NO_PROXY": direct,
             "no_proxy": direct,
+            # Both SDKs would ask the real STS for the account, whatever AWS_ENDPOINT_URL says, to name a bucket.
+            **({"SAGEMAKER_USER_CONFIG_OVERRIDE": str(defaults)} if defaults.is_file() else {}),
         }
 
     def session(self) -> boto3.Session:

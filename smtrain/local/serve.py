@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from smtrain.aws.local_plane import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, state_folder
+from smtrain.aws.local_plane import ACCOUNT, BUCKET, REGION, ROLE, SDK_DEFAULTS, Endpoint, state_folder
 from smtrain.aws.local_written import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
 from smtrain.local import moto_contract
 from smtrain.local.files import write_atomically
@@ -134,6 +134,10 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     make_way(state / "aws_config")
     config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
     room.insist(lambda: write_atomically(state / "aws_config", config))
+    make_way(state / SDK_DEFAULTS)
+    modules = {"Session": {"DefaultS3Bucket": BUCKET}, "TelemetryOptOut": True}
+    defaults = json.dumps({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})  # YAML too
+    room.insist(lambda: write_atomically(state / SDK_DEFAULTS, defaults))
     written = {k: v for k, v in vars(endpoint).items() if k != "home"}
 
     def end() -> None:

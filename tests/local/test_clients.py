@@ -98,7 +98,8 @@ from sagemaker.core.helper.session_helper import Session
 from sagemaker.core.training.configs import Compute, OutputDataConfig
 from sagemaker.train import ModelTrainer
 
-session = Session(default_bucket=sys.argv[2])
+session = Session()
+assert session.default_bucket() == sys.argv[2]
 for role in sys.argv[3:]:
     try:
         ModelTrainer(

@@ -78,7 +78,17 @@ def test_a_damaged_endpoint_file_is_no_endpoint(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["endpoint.json", "hosts.json", "aws_config", "reserve", "serve.lock", "start.lock", "server.log"]
+    "name",
+    [
+        "endpoint.json",
+        "hosts.json",
+        "aws_config",
+        "sagemaker.yaml",
+        "reserve",
+        "serve.lock",
+        "start.lock",
+        "server.log",
+    ],
 )
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", ["a folder", "a pipe", "deep", "not UTF-8", "numbers", "a url without a port"])

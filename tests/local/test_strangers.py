@@ -189,12 +189,7 @@ def test_a_model_trainer_of_sdk_v3_trains_on_two_hosts(
     """`ModelTrainer(source_code=..., compute=...).train()`: the SDK's own drivers, with the Python of the image."""
     pytest.importorskip("sagemaker.train")
     client = plane_of(docker.IMAGE)
-    (tmp_path / "defaults.yaml").write_text(
-        "SchemaVersion: '1.0'\nSageMaker:\n  PythonSDK:\n    Modules:\n      TelemetryOptOut: true\n"
-    )
     as_told.tell(monkeypatch, client.endpoint)
-    for name in ("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"):
-        monkeypatch.setenv(name, str(tmp_path / "defaults.yaml"))
     from sagemaker.core.helper.session_helper import Session
     from sagemaker.core.training.configs import Compute, InputData, OutputDataConfig, SourceCode
     from sagemaker.train import ModelTrainer
@@ -206,7 +201,7 @@ def test_a_model_trainer_of_sdk_v3_trains_on_two_hosts(
     trainer = ModelTrainer(
         training_image="nobody-has:this",
         role=client.endpoint.role,
-        sagemaker_session=Session(default_bucket=client.bucket),
+        sagemaker_session=Session(),
         base_job_name="v3",
         source_code=SourceCode(source_dir=str(folder), entry_script="train.py"),
         compute=Compute(instance_type="ml.m5.large", instance_count=2),

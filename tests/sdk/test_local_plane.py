@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from smtrain.job.stages import Chain
 from smtrain.place.choose import sagemaker, target_of
 from smtrain.sdk import build
 from smtrain.submission.create import create
+from tests import as_told
 from tests.sdk.wire import SDK, start
 
 SCRIPT = "echo step=1 loss=2.5; cat ${SMTRAIN_ML_ROOT:-/opt/ml}/input/data/data/said.txt; echo $NOTE"
@@ -103,7 +106,6 @@ def test_create_goes_through_the_sdk_that_the_config_names(
     config = smtrain.load_config(prepared)
     target = sagemaker(target_of(config))
     request = Chain(config, target, look=False).plan("train").request
-    request["AlgorithmSpecification"]["ContainerArguments"] = ["true"]
     used: list[str] = []
     monkeypatch.setattr("smtrain.sdk.build", lambda *a, **k: used.append(a[0]) or build(*a, **k))
     create(target, request, config)
@@ -121,3 +123,41 @@ def test_errors_of_the_service_come_through_as_they_are(prepared: dict[str, Any]
     with pytest.raises(ClientError) as caught:
         create(target, request, config)
     assert caught.value.response["Error"]["Code"] == "ValidationException"
+
+
+PLAIN = {
+    "v2": """
+from sagemaker.estimator import Estimator
+job = Estimator(
+    "image", "smtrain-local", 1, "ml.m5.large", container_entry_point=["bash", "-c"],
+    container_arguments=["echo said by the job"],
+)
+job.fit(wait=False)
+print("NAME", job.latest_training_job.name)
+""",
+    "v3": """
+from sagemaker.core.training.configs import Compute
+from sagemaker.train import ModelTrainer
+job = ModelTrainer(
+    training_image="image", role="smtrain-local", base_job_name="plain",
+    compute=Compute(instance_type="ml.m5.large", instance_count=1),
+)
+job.train(wait=False, logs=False)
+print("NAME", job._latest_training_job.training_job_name)
+""",
+}
+
+
+@pytest.mark.slow
+def test_the_sdk_needs_nothing_but_the_environment_that_a_user_is_told(local_home: Path, tmp_path: Path) -> None:
+    """Session, default bucket, role by name and validation of the role: all of it by the SDK's own means."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLAIN[str(SDK)]], env=as_told.environment(), cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    names = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("NAME ")]
+    assert names, done.stderr[-2000:]
+    job = ended(names[0])
+    if SDK == "v2":
+        assert [line.text for line in job.lines()] == ["said by the job"]
+    assert job.describe()["RoleArn"].endswith(":role/smtrain-local")
