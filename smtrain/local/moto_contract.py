@@ -112,7 +112,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     ),
     "FakeDeleteMarker": ("_version_id", "last_modified", "version_id"),
     "FakeMultipart": ("metadata", "parts"),
-    "FakeBucket": ("creation_date", "keys", "region_name", "versioning_status"),
+    "FakeBucket": ("creation_date", "keys", "multiparts", "region_name", "versioning_status"),
     "S3Backend": ("buckets", "region_name", "tagger"),
     "SageMakerModelBackend": ("training_jobs", "endpoints", "_get_resource_from_arn"),
     "IAMBackend": ("get_group", "get_groups_for_user", "get_policy", "get_role", "get_user"),

@@ -139,7 +139,12 @@ def _keeping(method: Any) -> Any:
 
     def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
         # WSGI has a character for each byte of the path: /bucket/key.
-        size = len(request.environ.get("PATH_INFO", "").lstrip("/").partition("/")[2])
+        name, _, key = request.environ.get("PATH_INFO", "").lstrip("/").partition("/")
+        size, bucket = len(key), _backend().buckets.get(name)
+        upload = request.args.get("uploadId")
+        if request.method == "POST" and upload and bucket and upload not in bucket.multiparts:  # moto would fail
+            body = "<Error><Code>NoSuchUpload</Code><Message>The specified upload does not exist.</Message></Error>"
+            return 404, {"Content-Type": "application/xml"}, body
         if size > 1024 and request.method in ("PUT", "POST"):
             while request.stream.read(1 << 20):  # a client that still sends would see a broken pipe
                 pass

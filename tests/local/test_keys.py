@@ -1,4 +1,4 @@
-"""Keys of more than 1,024 bytes are refused as S3 refuses them, however an object is made."""
+"""Keys and uploads that S3 refuses: keys of more than 1,024 bytes, and uploads that are not there."""
 
 from __future__ import annotations
 
@@ -43,3 +43,10 @@ def test_more_is_refused_and_nothing_is_stored(client: Client, way: str) -> None
     assert "1024 bytes" in str(caught.value)
     assert LONGER not in client.keys("long/")
     assert not client.s3.list_multipart_uploads(Bucket=client.bucket).get("Uploads")
+
+
+def test_an_upload_that_is_not_there_is_named_as_s3_names_it(client: Client) -> None:
+    parts: Any = {"Parts": [{"PartNumber": 1, "ETag": "a"}]}
+    with pytest.raises(ClientError) as caught:
+        client.s3.complete_multipart_upload(Bucket=client.bucket, Key="a", UploadId="made-up", MultipartUpload=parts)
+    assert code_of(caught.value) == ("NoSuchUpload", 404)
