@@ -118,7 +118,7 @@ def _like(value: Any, wanted: str) -> Any:
             return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
     except ValueError:
         raise AWSValidationException(
-            f"The Value {wanted[:60]!r} of a filter is neither a number nor a time, which its property needs."
+            f"The Value {wanted[:60]!r} of a filter is not a number or a time, which its property needs."
         ) from None
     return wanted
 

@@ -21,7 +21,7 @@ from .conftest import Client, StartServer
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Nobody may write there, root neither if the file system knows how."""
+    """A folder in which no user may write, root included if the file system can forbid it."""
     if os.getuid():
         folder.chmod(0o500)
         yield

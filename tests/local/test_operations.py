@@ -32,7 +32,7 @@ def environ(service: str, operation: str, body: bytes = b"{}") -> dict[str, Any]
     }  # fmt: skip
 
 
-def test_the_table_names_operations_of_the_model_that_somebody_answers() -> None:
+def test_each_operation_of_the_table_is_in_the_model_and_has_a_handler() -> None:
     assert OURS.isdisjoint(PASSED_ON)
     assert set(SAGEMAKER) >= OURS | PASSED_ON
     methods = method_names_from_class(SageMakerResponse)

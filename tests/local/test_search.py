@@ -93,7 +93,7 @@ def test_order_and_pages(client: Client, jobs: list[str]) -> None:
         ({"SearchExpression": {"Filters": [{"Name": "Nonsense", "Value": "x"}]}}, "Unknown property name: Nonsense"),
         (
             {"SearchExpression": {"Filters": [{"Name": "CreationTime", "Operator": "LessThan", "Value": "soon"}]}},
-            "neither a number nor a time",
+            "not a number or a time",
         ),
         ({"NextToken": "made up"}, "pagination token is not valid"),
         (
