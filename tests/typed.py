@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import subprocess
+import sys
+import traceback
 
 import pytest
 
-from smtrain.cli import main
+from smtrain import cli
 
 
-def typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Call `smtrain`, the first of the words; its exit status, its output and its errors."""
-    capsys.readouterr()
-    with pytest.MonkeyPatch.context() as patch, open(os.devnull) as nothing:
-        patch.setattr("sys.argv", words)
-        patch.setattr("sys.stdin", nothing)
-        with pytest.raises(SystemExit) as left:
-            main()
-    told = capsys.readouterr()
-    return int(left.value.code or 0), told.out, told.err
+def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What `smtrain WORDS` does, 200 columns wide and with nothing to read, as a process of its own would tell it."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch, open(os.devnull) as nothing,
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+    ):  # fmt: skip
+        for name, value in {"COLUMNS": "200", **environment}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["smtrain", *words])
+        patch.setattr(sys, "stdin", nothing)
+        try:
+            cli.main()
+        except SystemExit as left:
+            status = left.code if isinstance(left.code, int) else int(left.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+    return subprocess.CompletedProcess(["smtrain", *words], status, out.getvalue(), err.getvalue())

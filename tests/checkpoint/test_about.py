@@ -12,7 +12,7 @@ from smtrain.checkpoint.convert import convert
 from smtrain.checkpoint.summary import diff, inspect, verify
 from smtrain.errors import CheckpointError, ConfigError
 from tests.checkpoint.folders import LLAMA, hf_folder, random_weights, same
-from tests.cli.commands import here as smtrain
+from tests.typed import typed as smtrain
 
 
 @pytest.fixture

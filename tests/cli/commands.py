@@ -5,17 +5,10 @@ Tests that walk all commands go by `COMMANDS`. `test_every_command_has_a_row` fa
 
 from __future__ import annotations
 
-import contextlib
-import io
 import shlex
-import subprocess
-import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-
-import pytest
 
 from smtrain import cli
 
@@ -190,26 +183,3 @@ def in_the_package() -> Iterator[str]:
         yield from (
             [f"{name} {sub}" for sub in subcommands] if app.registered_callback or len(subcommands) > 1 else [name]
         )
-
-
-def called(words: Sequence[str], patch: pytest.MonkeyPatch) -> tuple[object, str, str]:
-    """Status, stdout and stderr of a call in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    patch.setattr(sys, "argv", ["smtrain", *words])
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.main()
-        except SystemExit as left:
-            return left.code, out.getvalue(), err.getvalue()
-        except BaseException:
-            return "a traceback", out.getvalue(), traceback.format_exc()
-    return None, out.getvalue(), err.getvalue()
-
-
-def here(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`test_cli.smtrain` in this process, 200 columns wide: in place of a process where it is not about one."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"COLUMNS": "200", **environment}.items():
-            patch.setenv(name, value)
-        status, out, err = called(words, patch)
-    return subprocess.CompletedProcess(["smtrain", *words], status if isinstance(status, int) else 1, out, err)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from smtrain.cli import COMMANDS
-from tests.cli.commands import here
+from tests.typed import typed
 
 SURFACE = {
     "init": {"--model", "--data", "--machines", "--force"},
@@ -156,7 +156,7 @@ def config(raw: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_surface_is_what_it_was(command: str) -> None:
-    told = here(command, "--help")
+    told = typed(command, "--help")
     assert told.returncode == 0, told.stderr
     assert "\x1b" not in told.stdout
     for option in SURFACE[command]:
@@ -198,16 +198,16 @@ def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: P
     assert request["HyperParameters"]["lr"] == "0.0003"
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert not (tmp_path / "home").exists()
-    chosen = here("launch", str(config), "--dry-run", "--from-step", "20")
+    chosen = typed("launch", str(config), "--dry-run", "--from-step", "20")
     assert chosen.returncode == 0, chosen.stderr
     assert json.loads(chosen.stdout)["TrainingJobName"] != request["TrainingJobName"], "it is a line of its own"
-    all_stages = json.loads(here("run", str(config), "--dry-run").stdout)
+    all_stages = json.loads(typed("run", str(config), "--dry-run").stdout)
     stages = [{tag["Key"]: tag["Value"] for tag in r["Tags"]}["smtrain:stage"] for r in all_stages]
     assert stages == ["prepare", "convert", "train", "export", "generate"]
 
 
 def test_schema_knows_every_key_with_a_description() -> None:
-    schema = json.loads(here("config", "schema").stdout)
+    schema = json.loads(typed("config", "schema").stdout)
     assert schema["additionalProperties"] is False
     assert {"model", "data", "parallel", "train", "compute", "checkpoint", "output", "tags", "network"} <= set(
         schema["properties"]
@@ -218,7 +218,7 @@ def test_schema_knows_every_key_with_a_description() -> None:
 
 
 def test_an_editor_that_goes_by_the_schema_agrees_with_the_loader(raw: dict[str, Any]) -> None:
-    schema = json.loads(here("config", "schema").stdout)
+    schema = json.loads(typed("config", "schema").stdout)
     check = jsonschema.Draft202012Validator(schema)
     assert check.is_valid(raw)
     assert check.is_valid({**raw, "parallel": "auto"})
@@ -230,7 +230,7 @@ def test_an_editor_that_goes_by_the_schema_agrees_with_the_loader(raw: dict[str,
 def test_show_prints_a_config_that_reads_back_the_same(config: Path, tmp_path: Path) -> None:
     from smtrain import load_config
 
-    told = here("config", "show", str(config), "--set", "train.lr=2e-4")
+    told = typed("config", "show", str(config), "--set", "train.lr=2e-4")
     shown = tmp_path / "shown.yaml"
     shown.write_text(told.stdout)
     assert load_config(shown) == load_config(config, set_=["train.lr=2e-4"])
@@ -247,7 +247,7 @@ def test_show_prints_a_config_that_reads_back_the_same(config: Path, tmp_path: P
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(config: Path, arguments: list[str], sentence: str) -> None:
-    told = here(*[str(config) if a == "CONFIG" else a for a in arguments])
+    told = typed(*[str(config) if a == "CONFIG" else a for a in arguments])
     assert told.returncode == 2
     assert told.stderr.startswith(sentence)
     assert "Traceback" not in told.stderr

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cli.commands import here as smtrain
 from tests.cli.test_cli import smtrain as process
 from tests.data.test_exchange import pair
+from tests.typed import typed as smtrain
 
 
 def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:

@@ -14,9 +14,9 @@ import smtrain
 from smtrain.aws.local_plane import ensure_running
 from smtrain.demo.inputs import save_tokenizer
 from tests.checkpoint.folders import hf_folder
-from tests.cli.commands import called
 from tests.cli.test_wrong_uses import tree
 from tests.conftest import LLAMA
+from tests.typed import typed
 
 Told = Callable[[str, str], str]
 OUT = {
@@ -72,15 +72,16 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def told(job: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+def told(job: str, folder: Path) -> Told:
     """The one sentence of a command that is to write there."""
-    return lambda name, out: sentence([{"OUT": out, "JOB": job}.get(word, word) for word in OUT[name]], monkeypatch)
+    return lambda name, out: sentence([{"OUT": out, "JOB": job}.get(word, word) for word in OUT[name]])
 
 
-def sentence(words: list[str], patch: pytest.MonkeyPatch) -> str:
-    status, printed, err = called(words, patch)
+def sentence(words: list[str]) -> str:
+    done = typed(*words)
+    err = done.stderr
     lines = [line for line in err.splitlines() if not line.startswith("prepare: ")]
-    assert (status, len(lines), "Errno" in err, "Traceback" in err) == (2, 1, False, False), printed + err
+    assert (done.returncode, len(lines), "Errno" in err, "Traceback" in err) == (2, 1, False, False), done.stdout + err
     return lines[0]
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from smtrain.text import span, wrapped
-from tests.cli.commands import here
 from tests.cli.test_cli import smtrain
 from tests.data.writer import IndexedWriter
+from tests.typed import typed
 
 ESCAPE = re.compile(r"\x1b")
 EXAMPLE = Path(__file__).parents[2] / "examples/llama-2-70b-trn1.yaml"
@@ -89,7 +89,7 @@ def test_there_is_something_to_read_on_every_terminal(place: str, command: str) 
 @pytest.mark.parametrize("command", KINDS)
 def test_a_pipe_gets_text_alone(command: str, process: bool) -> None:
     arguments, status, word = KINDS[command]
-    done = (smtrain if process else here)(*arguments, TERM="xterm-256color")
+    done = (smtrain if process else typed)(*arguments, TERM="xterm-256color")
     assert done.returncode == status
     assert word in done.stdout + done.stderr
     assert not ESCAPE.search(done.stdout + done.stderr)

@@ -20,7 +20,8 @@ import yaml
 from smtrain.aws import calls, silence
 from smtrain.contract import reach
 from smtrain.demo.inputs import save_tokenizer
-from tests.cli.commands import COMMANDS, called, words
+from tests.cli.commands import COMMANDS, words
+from tests.typed import typed
 
 LIMIT = 30.0
 """Seconds that a command may take by itself."""
@@ -172,16 +173,16 @@ def test_one_wait_is_all_that_a_command_has(
     failures = []
     asking = {name: command.asks_aws for name, command in COMMANDS.items() if command.asks_aws}
     assert len(asking) > 20
-    for typed in [words(name, c) for name, given in asking.items() for c in (given[1:] if rest else given[:1])]:
+    for call in [words(name, c) for name, given in asking.items() for c in (given[1:] if rest else given[:1])]:
         monkeypatch.setattr(calls, "SILENCE", silence.Silence())
         close(short)
-        status, out, err = called((*typed, "--target", "aws"), monkeypatch)
-        aside = typed[0] in BESIDE_ONE_ANOTHER
-        told = any(word in out + err for word in ("could not be reached", "could not be asked"))
-        if status != 2 or not told or not (aside or len(err.splitlines()) == 1):
-            failures.append(f"{typed}: {status}\n{out}{err}")
+        done = typed(*call, "--target", "aws")
+        aside = call[0] in BESIDE_ONE_ANOTHER
+        told = any(word in done.stdout + done.stderr for word in ("could not be reached", "could not be asked"))
+        if done.returncode != 2 or not told or not (aside or len(done.stderr.splitlines()) == 1):
+            failures.append(f"{call}: {done.returncode}\n{done.stdout}{done.stderr}")
         if not 1 <= len(short) <= (8 if aside else 1):
-            failures.append(f"{typed}: {len(short)} calls")
+            failures.append(f"{call}: {len(short)} calls")
     assert not failures, "\n".join(failures)
 
 
@@ -199,8 +200,9 @@ def test_what_reads_text_in_s3_says_so_too(
 ) -> None:
     save_tokenizer(["hello world, this is text"] * 20, folder / "tokenizer", vocabulary=300, end="<end>")
     monkeypatch.chdir(folder)
-    status, out, err = called(call, monkeypatch)
-    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    done = typed(*call)
+    err = done.stderr
+    assert (done.returncode, done.stdout, len(err.splitlines())) == (2, "", 1)
     assert "cannot be listed: S3 could not be reached at http://127.0.0.1" in err
     assert err.rstrip().endswith("check the network, the proxy and the region.")
     assert len(short) == 1

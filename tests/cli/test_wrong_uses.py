@@ -19,9 +19,10 @@ import smtrain
 from smtrain import SmtrainError
 from smtrain.config.training import Train
 from smtrain.iam import policies
-from tests.cli.commands import COMMANDS, called, in_the_package
+from tests.cli.commands import COMMANDS, in_the_package
 from tests.cli.wrong_uses import Use, uses, world
 from tests.conftest import LLAMA
+from tests.typed import typed
 
 RAW: dict[str, Any] = {
     "name": "tiny",
@@ -85,19 +86,19 @@ def test_every_command_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.full)], ids=["some of each", "the rest"])
-def test_every_wrong_use_is_a_sentence(rest: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_wrong_use_is_a_sentence(rest: bool, folder: Path) -> None:
     some = uses(every=False)
     cases = [use for use in uses() if use not in some] if rest else some
     print(len(cases), "wrong uses")
     assert len(cases) >= 200
     before, failures = tree(folder), []
     for use in cases:
-        status, out, err = called(use.words, monkeypatch)
-        why = wrong(use, status, out, err)
+        done = typed(*use.words, COLUMNS="80")
+        why = wrong(use, done.returncode, done.stdout, done.stderr)
         if (after := tree(folder)) != before:
             why, before = f"{why} writes {sorted(after.keys() ^ before.keys())}", after
         if why:
-            failures.append(f"smtrain {use.label}: {why}\n{out[:300]}{err[-600:]}")
+            failures.append(f"smtrain {use.label}: {why}\n{done.stdout[:300]}{done.stderr[-600:]}")
     assert not failures, f"{len(failures)} of {len(cases)}:\n" + "\n".join(failures)
 
 

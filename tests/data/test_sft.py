@@ -24,9 +24,9 @@ from smtrain.data.progress import DataProgress
 from smtrain.data.sft import prepare_sft
 from smtrain.data.summary import inspect
 from smtrain.errors import DataError
-from tests.cli.commands import here as smtrain
 from tests.data.chats import talk, tokenizer, write
 from tests.data.interruptions import goes_on_after_every_block
+from tests.typed import typed as smtrain
 
 SEQ_LEN = 63
 

@@ -18,7 +18,6 @@ import smtrain
 import smtrain.aws.calls
 from smtrain.aws.local_plane import ensure_running
 from smtrain.checkpoint.summary import verify
-from smtrain.cli import main
 from smtrain.config import Stage
 from smtrain.edge import sentence
 from smtrain.facts.images import serves
@@ -27,16 +26,10 @@ from tests import tiers
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_pages import as_aws
 from tests.shared_run import SharedRun
+from tests.typed import typed
 
 PAGE = ROOT / "docs/first-run-aws.md"
 STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "train", "export", "generate")
-
-
-def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", line.split())
-    with pytest.raises(SystemExit) as left:
-        main()
-    return int(left.value.code or 0)
 
 
 def make_role(iam: Any, made: dict[str, Any]) -> None:
@@ -55,7 +48,7 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(tmp_path)
     (init,) = re.findall(r"^\$ (smtrain init .*)$", PAGE.read_text("utf-8"), re.MULTILINE)
-    assert typed(init, monkeypatch) == 0
+    assert typed(*init.split()[1:]).returncode == 0
     told = yaml.safe_load(Path("run.yaml").read_text("utf-8"))
     (written,) = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.tag == "yaml"]
     for section, values in written.items():
@@ -90,9 +83,8 @@ def on_page(command: str, section: str) -> str:
 @pytest.mark.slow
 @pytest.mark.full  # the gate has the page's requests above, and a whole run in tests/job/test_local_run.py
 def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
-    shared_run: SharedRun, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    shared_run: SharedRun, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sections 10 to 15 as they are typed, for a tiny model on a CPU machine, which this machine can be.
 
     The text is that which the shared run prepared. The gate ends with what is left of the run that was stopped;
@@ -134,10 +126,9 @@ def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
     make_role(iam, made)
 
     def type_(line: str, job: str = "") -> str:
-        left = typed(re.sub(r"\bJOB\b", job, line), monkeypatch)
-        told = capsys.readouterr()
-        assert left == 0, f"{line}: {told.out}{told.err}"
-        return told.out
+        done = typed(*re.sub(r"\bJOB\b", job, line).split()[1:])
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout
 
     train = type_(on_page("smtrain launch run.yaml --stage train", "10") + " -y")
     (name,) = re.findall(r"^job: (\S+)$", train, re.MULTILINE)

@@ -57,13 +57,12 @@ def tried(page: Path) -> ParameterSet:
 
 @pytest.mark.parametrize("page", [tried(page) for page in pages() if any(block.tag in RUN for block in blocks(page))])
 def test_a_page_does_what_it_says(
-    page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(ROOT / "docs/llama.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    here = capsys if GATE and page.stem not in AS_PROCESSES else None
+    here = GATE and page.stem not in AS_PROCESSES
     job = llama.job("train")
     words = {"JOB": job.name, "PREPARE_JOB": llama.job("prepare").name}
     names = {"smtrain": smtrain, "job": job}
@@ -81,16 +80,14 @@ def as_aws() -> dict[str, str]:
     return as_told.variables()
 
 
-def run_all(
-    page: Path, block: Block, words: dict[str, str], more: dict[str, str], here: pytest.CaptureFixture[str] | None
-) -> None:
+def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str], here: bool) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")} | more
     for command in commands(block):
         text = re.sub(r"\b(JOB|PREPARE_JOB)\b", lambda word: words[word[0]], command.text)
         text = _SENDS.sub(r"\1llama.yaml", text) if page.stem == ON_AWS else text
         text = f"{text} --dry-run" if GATE and text.startswith(LONG) else text
         if here and (alone := without_a_shell(text)):
-            status, told = called(*alone, environment, here)
+            status, told = called(*alone, environment)
         else:
             done = subprocess.run(
                 ["bash", "-c", text], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -113,19 +110,15 @@ def without_a_shell(text: str) -> tuple[list[str], str | None] | None:
     return (words, file) if ours else None
 
 
-def called(
-    words: list[str], file: str | None, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
+def called(words: list[str], file: str | None, environment: dict[str, str]) -> tuple[int, str]:
     """Call the command in this process; its status, and what it said."""
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ.keys() - environment.keys():
             patch.delenv(name)
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        status, out, errors = typed(words, capsys)
+        done = typed(*words[1:], **environment)
     if file:
-        Path(file).write_text(out, "utf-8")
-    return status, out + errors
+        Path(file).write_text(done.stdout, "utf-8")
+    return done.returncode, done.stdout + done.stderr
 
 
 def examples() -> dict[str, doctest.DocTest]:

@@ -41,13 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stage", ["prepare", "convert", "train"])
 def test_its_config_is_a_request_of_an_image_and_machines_that_its_engine_runs_on(
-    folder: Path, stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.chdir(folder)
-    status, out, errors = typed(f"smtrain launch config.yaml --stage {stage} --target aws --dry-run".split(), capsys)
-    assert status == 0, errors
-    request = json.loads(out)
+    done = typed("launch", "config.yaml", "--stage", stage, "--target", "aws", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    request = json.loads(done.stdout)
     assert serves(request["AlgorithmSpecification"]["TrainingImage"], "nxd")
     assert request["ResourceConfig"]["InstanceType"].startswith("ml.trn1") == (stage == "train")
 
@@ -77,23 +77,21 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
             assert sent["OutputDataConfig"]["S3OutputPath"].startswith("s3://my-bucket/smtrain/my-run/")
 
 
-def test_its_commands_and_their_options_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_commands_and_their_options_are_there(tmp_path: Path) -> None:
     """tests/install/test_stranger.py types them, in an environment of its own; only `scripts/test --full` runs it."""
 
     class Reader(Stranger):
         def type(self, command: str) -> Typed:
-            return Typed(command, 0.0, *typed(command.split(), capsys))
+            done = typed(*command.split()[1:])
+            return Typed(command, 0.0, done.returncode, done.stdout, done.stderr)
 
-    monkeypatch.setenv("COLUMNS", "200")
     commands = list(dict.fromkeys(Reader(ROOT / "README.md", ROOT / "examples", tmp_path, {}).commands()))
     assert len(commands) > 20
     for command in commands:
         words = list(itertools.takewhile(re.compile(r"[a-z]+").fullmatch, command.split()))
-        status, said, errors = typed([*words, "--help"], capsys)
-        assert status == 0, f"{command}: {errors}"
-        lacking = [option for option in re.findall(r"(?<= )--[a-z-]+", command) if option not in said]
+        done = typed(*words[1:], "--help")
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        lacking = [option for option in re.findall(r"(?<= )--[a-z-]+", command) if option not in done.stdout]
         assert not lacking, command
 
 

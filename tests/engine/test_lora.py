@@ -36,7 +36,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "text", "more"), CASES, ids=[f"{name}-{text}" for name, text, _ in CASES])
 def test_training_is_peft_s(
     name: str, text: str, more: dict[str, Any], four: World, solo: World, tmp_path: Path
@@ -116,6 +116,7 @@ def test_another_adapter_or_none_is_refused_on_every_rank(four: World, tmp_path:
     assert all("holds a whole model" in a for a in answers), answers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["221 sp bf16", "221 fp16", "122 full"])
 def test_the_base_is_frozen_in_its_own_type(text: str, four: World) -> None:
     config = CONFIGS["llama"]

@@ -35,6 +35,7 @@ def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {f"{kind} {name}": reader.read(kind, name, layout, 0).numpy() for kind in KINDS for name in names}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_steps_change_no_bit(name: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
@@ -142,6 +143,7 @@ def test_master_weights_of_bf16_survive_every_mesh(four: World, tmp_path: Path) 
         assert all(np.array_equal(after[k], before[k]) for k in before), text
 
 
+@pytest.mark.full  # the gate has job/test_kill_loop.py
 def test_a_killed_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     config, options = CONFIGS["llama"], mesh("112")
     losses = {}
@@ -159,6 +161,7 @@ def test_a_killed_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert losses["killed"] == losses["uninterrupted"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["122", "212 bf16"])
 def test_a_save_beside_training_is_of_its_moment(text: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS["llama-tied-509"]

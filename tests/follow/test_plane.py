@@ -247,21 +247,21 @@ def test_a_notebook_shows_status_curve_and_cost(calm: Plane) -> None:
     assert "no such job" in smtrain.Job("none-of-this-name", "local")._repr_html_()
 
 
-def test_the_log_as_it_is_by_tail_since_grep_and_host(calm: Plane, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_as_it_is_by_tail_since_grep_and_host(calm: Plane) -> None:
     job = calm.synthetic_job(hosts=3, lines=30)
 
     def logs(*options: str) -> list[str]:
-        status, out, errors = typed(["smtrain", "logs", job.name, *options], capsys)
-        assert status == 0, errors
-        return out.splitlines()
+        done = typed("logs", job.name, *options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     assert len(logs()) == 90
     assert logs("--host", "algo-2", "--tail", "2") == [f"algo-2 | {text}" for text in job.expected("algo-2")[-2:]]
     assert len(logs("--grep", "^step=")) == 3
     assert len(logs("--since", "1h")) == 90
     assert logs("--since", "2999-01-01") == []
-    status, _, errors = typed(["smtrain", "logs", job.name, "--since", "soon"], capsys)
-    assert (status, errors.startswith("smtrain: --since soon: a duration looks like")) == (2, True)
+    refused = typed("logs", job.name, "--since", "soon")
+    assert (refused.returncode, refused.stderr.startswith("smtrain: --since soon: a duration looks like")) == (2, True)
 
 
 def test_summaries_in_place_of_lines(calm: Plane) -> None:

@@ -195,15 +195,13 @@ def _role_may_do_what_the_platform_does(config: dict[str, Any], job: smtrain.Job
     assert not may("s3:DeleteObject", job.output.removeprefix("s3://") + "x")
 
 
-def test_the_command_prints_one_policy_or_all(
-    raw: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_one_policy_or_all(raw: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in raw.items()}))
 
     def printed(*options: str) -> Any:
-        status, told, errors = typed(["smtrain", "iam", "policy", str(tmp_path / "run.yaml"), *options], capsys)
-        assert status == 0, errors
-        return json.loads(told)
+        done = typed("iam", "policy", str(tmp_path / "run.yaml"), *options)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
     everything = printed()
     assert set(everything) == {"caller", "role", "trust"}

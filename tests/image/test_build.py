@@ -16,8 +16,8 @@ from smtrain.image.build import recipe
 from smtrain.image.lock import Interpreter, Pin
 from smtrain.job.look import Contents
 from smtrain.job.wheels import lock_file
-from tests.cli.commands import here as smtrain
 from tests.image.test_lock import index, wheel
+from tests.typed import typed as smtrain
 
 __all__ = ["index"]
 

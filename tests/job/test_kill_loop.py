@@ -1,7 +1,7 @@
-"""One run of two hosts, killed again and again wherever it hurts, with its newest checkpoint damaged in between.
+"""One run, killed again and again wherever it hurts, with its newest checkpoint damaged in between.
 
-The gate kills once. `SMTRAIN_KILL_LOOP=100` is the size of issue 12; `SMTRAIN_KILL_LOOP_SEED` chooses the moments and
-targets.
+The gate kills a run of one host once, `--full` one of two hosts three times. `SMTRAIN_KILL_LOOP=100` is the size of
+issue 12; `SMTRAIN_KILL_LOOP_SEED` chooses the moments and targets.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ KILLS = int(os.environ.get("SMTRAIN_KILL_LOOP", "3" if tiers.full() else "1"))
 SEED = int(os.environ.get("SMTRAIN_KILL_LOOP_SEED", "1"))
 # Nobody stops a run whose client is killed: on a busy machine it goes some way before the next client follows it.
 STEPS = 30 + 7 * KILLS if tiers.full() else 16
+HOSTS = 2 if tiers.full() else 1
 KEEP = 2
 # A short run would be over by then.
 TARGETS = ("rank", "launcher", "host", "plane", "client")[: 5 if KILLS >= 10 else 4]
@@ -70,7 +71,7 @@ def config(home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
             "steps": STEPS, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "warmup_steps": 2,
             "save_interval": 2,
         },
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": HOSTS, "processes_per_instance": 2},
     }  # fmt: skip
 
 

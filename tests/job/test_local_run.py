@@ -21,18 +21,21 @@ from smtrain.aws.local_plane import running
 from smtrain.aws.s3 import list_objects
 from smtrain.aws.target import Target
 from smtrain.checkpoint.summary import verify
-from smtrain.cli import main
 from smtrain.cli.demo_show import show
 from smtrain.contract.uris import split_uri
 from smtrain.handle.listing import list_jobs
 from smtrain.local.processes import children_of
 from smtrain.place.choose import sagemaker
 from smtrain.testing.switches import plane as local_plane
+from tests import tiers
 from tests.processes import processes_of, read
+from tests.typed import typed
 
 pytestmark = pytest.mark.slow
 
 STEPS = 20
+RANKS = 2 if tiers.full() else 1
+"""Of each of two hosts."""
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +45,19 @@ def base(local_home: Path, trained_inputs: dict[str, Path]) -> dict[str, Any]:
         "target": "local",
         "model": {"path": trained_inputs["model"]},
         "data": {"path": trained_inputs["text"]},
-        "parallel": {"tp": 2, "pp": 2, "micro_batch_size": 2},
+        "parallel": {"tp": RANKS, "pp": 2, "micro_batch_size": 2},
         "train": {
             "steps": STEPS, "global_batch_size": 16, "seq_len": 32, "precision": "fp32", "lr": 3e-3, "warmup_steps": 2,
             "save_interval": 4,
         },
-        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": 2},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "instance_count": 2, "processes_per_instance": RANKS},
         "generate": {"prompts": ["the red fox"], "max_new_tokens": 8},
     }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def whole(base: dict[str, Any]) -> smtrain.Run:
-    """Two hosts of two processes, all five stages."""
+    """Two hosts, all five stages."""
     return smtrain.run(base, say=lambda _: None)
 
 
@@ -277,17 +280,11 @@ def test_all_that_a_train_job_left_is_downloaded(whole: smtrain.Run, tmp_path: P
     assert not (tmp_path / "none").exists()
 
 
-def test_the_command_line_sees_the_same_jobs(
-    whole: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_sees_the_same_jobs(whole: smtrain.Run, tmp_path: Path) -> None:
     def smtrain_cli(*arguments: str) -> str:
-        monkeypatch.setattr("sys.argv", ["smtrain", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        told = capsys.readouterr()
-        assert not left.value.code, told.err
-        return told.out
+        done = typed(*arguments)
+        assert not done.returncode, done.stderr
+        return done.stdout
 
     job = whole.job("train")
     assert f"{job.name}  Completed" in smtrain_cli("list", "--name", "whole-train")

@@ -20,6 +20,7 @@ from smtrain.aws.uploads import owner, send
 from smtrain.errors import JobError
 from smtrain.job.inputs import Upload, _content_addressed, described_uploads, upload_all
 from smtrain.job.model_files import is_model_file
+from tests.typed import typed
 
 PART = 5 << 20
 SIZE = 3 * PART + 1234
@@ -219,20 +220,13 @@ def test_text_is_uploaded_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [["launch", "--stage", "convert"], ["run"]])
 def test_the_command_line_lists_them_and_sends_nothing(
-    raw: dict[str, Any], tmp_path: Path, local_home: Path, command: list[str], capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    from smtrain.cli import main
-
+    raw: dict[str, Any], tmp_path: Path, local_home: Path, command: list[str]
+) -> None:
     (Path(raw["model"]["path"]) / "id_rsa").write_text("x")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**raw, "target": "local"}))
-    monkeypatch.setattr(
-        sys, "argv", ["smtrain", command[0], str(tmp_path / "run.yaml"), *command[1:], "--show-uploads"]
-    )
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 0
-    out = capsys.readouterr().out
+    done = typed(command[0], str(tmp_path / "run.yaml"), *command[1:], "--show-uploads")
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
     assert "config.json" in out
     assert "left out  id_rsa" in out
     assert "bundle.tar.gz" in out

@@ -19,6 +19,9 @@ REPOSITORY = Path(__file__).parents[2]
 OTHERS = {"4.56": "tf456", "4.57": "tf457", "5.0": "tf500"}  # folders of .venv that scripts/test makes
 
 
+pytestmark = pytest.mark.full  # the gate has test_families.py
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders that the installed transformers wrote, and their exports."""
@@ -72,7 +75,7 @@ def installed(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return _run(models, tmp_path_factory.mktemp("installed") / "found.pt", None)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(release, marks=pytest.mark.full) for release in OTHERS])
+@pytest.fixture(scope="module", params=list(OTHERS))
 def other(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = OTHERS[request.param]
     if not (Path(sys.prefix) / folder).is_dir():

@@ -171,6 +171,7 @@ def test_the_whole_run_with_one_call(here: Execute) -> None:
     assert "[5/5] generate: done " in printed(done), "in so many seconds; before, where another notebook asked it"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [PREPARE, EXPORT, FIVE_MINUTES])
 def test_for_aws_the_full_size_is_shown_and_nothing_is_sent(on_aws: Execute, name: str) -> None:
     done = on_aws(name)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 import smtrain
 from smtrain.aws.local_plane import ensure_running
-from smtrain.cli import main
+from tests.typed import typed
 
 
-def test_a_printed_request_is_sent_by_boto3(
-    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_printed_request_is_sent_by_boto3(local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path) -> None:
     config = {
         "name": "by-hand",
         "target": "local",
@@ -28,11 +23,8 @@ def test_a_printed_request_is_sent_by_boto3(
     }
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(sys, "argv", ["smtrain", "launch", str(path), "--stage", "prepare", "--dry-run", "--upload"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    told = capsys.readouterr()
-    assert left.value.code == 0, told.err
-    sent = json.loads(told.out)  # nothing else is on stdout
+    done = typed("launch", str(path), "--stage", "prepare", "--dry-run", "--upload")
+    assert done.returncode == 0, done.stderr
+    sent = json.loads(done.stdout)  # nothing else is on stdout
     ensure_running().session().client("sagemaker").create_training_job(**sent)
     assert smtrain.Job(sent["TrainingJobName"], "local").wait().status == "Completed"

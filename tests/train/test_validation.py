@@ -195,6 +195,7 @@ def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shel
     assert {s: r for s, r in again.items() if s != 4} == {s: r for s, r in known.items() if s != 4}
 
 
+@pytest.mark.full
 def test_another_mesh_goes_on_with_the_same_held_out_text(two: World, shell: Shell, known: Records) -> None:
     trained(two, shell, steps=2)
     found = trained(two, shell, mesh={"dp": 2})
@@ -244,6 +245,7 @@ def test_without_a_best_checkpoint_none_is_exported(two: World, shell: Shell) ->
     assert not target.exists()
 
 
+@pytest.mark.full
 def test_a_run_that_began_without_validation_goes_on_with_it(two: World, shell: Shell) -> None:
     trained(two, shell, validation=None, steps=2)
     found = trained(two, shell)
