@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import datetime
-import json
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from moto.cloudwatch.models import cloudwatch_backends
+from moto.cloudwatch.models import MetricAggregatedDatum, cloudwatch_backends
 
 from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import LOG_GROUP
 from smtrain.local.jobs import JobRecord
-from smtrain.local.streams import stream_of
+from smtrain.local.logfile import LogFile
+from smtrain.local.scanner import Scanner
+from smtrain.local.streams import EVENT_BYTES, stream_of
 
-LATEST = 1 << 43  # ms; year 2248: a time stamp behind it is no time
+LINE_BYTES = (256 << 10) - EVENT_BYTES
+"""Of a log event: https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_LARGEST = 2.0**360
+"""Of a metric: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html"""
+_scanner = Scanner()
 
 
 class HostLog:
     """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms, line] pairs."""
 
-    def __init__(self, job: JobRecord, name: str, lost: Callable[[OSError], None]) -> None:
+    def __init__(self, job: JobRecord, host: str, lost: Callable[[OSError], None]) -> None:
         """`lost` is told once when the file takes no more; the lines are kept in memory and tried with every write."""
-        self.job, self.name = job, name
+        self.job = job
         folder = job.folder / "logs"
         folder.mkdir(exist_ok=True)
-        self._file = os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._unwritten = bytearray()
-        self._lost: Callable[[OSError], None] | None = lost
-        self._stream = stream_of(f"{job.name}/{name}")
-        definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
-        self._metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
+        epoch = int(time.time())
+        while (folder / f"{host}-{epoch}.jsonl").exists():  # another attempt in the same second
+            epoch += 1
+        self.name = f"{host}-{epoch}"
+        self._log = LogFile(folder / f"{self.name}.jsonl", lost)
+        self._stream = stream_of(f"{job.name}/{self.name}", self._log)
+        self._metrics = Metrics(job)
         self._lock = threading.Lock()
         self._clock = 0
         self.last_line = ""
@@ -43,100 +52,150 @@ class HostLog:
         """Append lines, all of this moment. Timestamps never go back, so that readers see the order written."""
         with self._lock:
             self._clock = max(self._clock, int(time.time() * 1000))
-            self._unwritten += "".join(json.dumps([self._clock, line]) + "\n" for line in lines).encode()
-            self._keep()
             self._stream.append([(self._clock, line) for line in lines])
-            _scan(self.job, self._metrics, self._clock, lines)
             self.last_line = next((line.strip() for line in reversed(lines) if line.strip()), self.last_line)
-
-    def _keep(self) -> None:
-        """Write what is not on the disk yet; what it does not take goes on from the same byte later."""
-        try:
-            while self._unwritten:
-                del self._unwritten[: os.write(self._file, self._unwritten)]
-        except OSError as error:
-            if lost := self._lost:
-                self._lost = None
-                lost(error)
+            if given_up := self._metrics.scan(self._clock, lines):
+                self._stream.append([(self._clock, line) for line in given_up])
 
     def pump(self, descriptor: int) -> None:
-        """Copy everything that arrives until its last writer is gone. Lines are never cut, however long.
+        """Copy everything that arrives until its last writer is gone. A line that is too long for an event is cut.
 
-        Whatever becomes of the disk, the pipe is read on: its writers would stand still for ever.
+        Whatever becomes of a line, the pipe is read on: its writers would stand still for ever.
         """
-        pieces: list[bytes] = []
-        while chunk := os.read(descriptor, 1 << 16):
-            head, newline, rest = chunk.rpartition(b"\n")
-            if not newline:
-                pieces.append(chunk)
-                continue
-            whole = b"".join(pieces) + head
-            pieces = [rest] if rest else []
-            self.write([line.decode("utf-8", "replace") for line in whole.split(b"\n")])
-        if pieces:
-            self.write([b"".join(pieces).decode("utf-8", "replace")])
-        os.close(descriptor)
+        try:
+            for lines in _lines(descriptor):
+                try:
+                    self.write(lines)
+                except Exception:
+                    traceback.print_exc()
+        except Exception:
+            traceback.print_exc()
+            while os.read(descriptor, 1 << 16):
+                pass
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """What the disk does not take by now is in memory alone."""
         with self._lock:
-            self._keep()
-            os.close(self._file)
-            self._unwritten.clear()
+            self._log.close()
+
+
+class Metrics:
+    """What a job's MetricDefinitions find. An expression that cannot be used is given up, which the job's log says."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self._job = job
+        self._second: dict[str, tuple[int, MetricAggregatedDatum]] = {}
+        """By name, the second of the last point and what all points of it come to: CloudWatch shows no finer."""
+        self._patterns: dict[str, str] = {}
+        with suppress(Exception):  # a damaged record has none
+            for definition in job.request["AlgorithmSpecification"].get("MetricDefinitions") or []:
+                self._patterns[str(definition["Name"])] = str(definition["Regex"])
+            for name in job.state["given_up"]:
+                self._patterns.pop(name, None)
+
+    def scan(self, stamp: int, lines: list[str]) -> list[str]:
+        """Keep what lines of this time (ms) hold; gives what is to be said of expressions that are given up."""
+        if not self._patterns:
+            return []
+        names = list(self._patterns)
+        try:
+            found = _scanner.find(list(self._patterns.values()), lines)
+        except (OSError, ValueError) as error:
+            print(f"warning: metrics of {self._job.name} cannot be looked for: {error}", flush=True)
+            return []
+        said = []
+        for name, texts in zip(names, found, strict=True):
+            if isinstance(texts, str):
+                del self._patterns[name]
+                self._job.give_up_metric(name)
+                said.append(f"smtrain: metric {name} is not looked for any more: of its Regex, {texts}")
+                continue
+            for value in _numbers(texts):
+                self._keep(name, value, stamp)
+        return said
+
+    def _keep(self, name: str, value: float, stamp: int) -> None:
+        self._job.record_metric(name, value, stamp / 1000)
+        second, datum = self._second.get(name, (0, None))
+        if datum is None or second != stamp // 1000:
+            # moto compares with naive UTC times.
+            at = datetime.datetime.fromtimestamp(stamp // 1000, datetime.timezone.utc).replace(tzinfo=None)
+            dimensions = [{"Name": "TrainingJobName", "Value": self._job.name}]
+            datum = MetricAggregatedDatum(LOG_GROUP, name, value, value, 1, value, dimensions, at, "None")
+            self._second[name] = stamp // 1000, datum
+            cloudwatch_backends[ACCOUNT][REGION].metric_data.append(datum)
+            return
+        datum.min, datum.max = min(datum.min, value), max(datum.max, value)
+        datum.sum, datum.sample_count = datum.sum + value, datum.sample_count + 1
+
+
+def _numbers(texts: list[str]) -> Iterator[float]:
+    """The numbers that CloudWatch takes: neither NaN nor infinite nor larger than its largest."""
+    for text in texts:
+        if len(text) < 400 and _NUMBER.fullmatch(text.strip()):
+            value = float(text)
+            if math.isfinite(value) and abs(value) <= _LARGEST:
+                yield value
+
+
+def _lines(descriptor: int) -> Iterator[list[str]]:
+    """The lines that arrive, as many at a time as there are, until the last writer is gone."""
+    rest, cut = b"", 0
+    while chunk := os.read(descriptor, 1 << 16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        found: list[str] = []
+        for line in whole:
+            pieces = _pieces(line)
+            found += [*pieces, _cut(cut + len(line))] if cut or len(pieces) > 1 else pieces
+            cut = 0
+        while len(rest) > LINE_BYTES:
+            at = _boundary(rest)
+            found += _pieces(rest[:at])
+            rest, cut = rest[at:], cut + at
+        if found:
+            yield found
+    if rest or cut:
+        yield [*_pieces(rest), *([_cut(cut + len(rest))] if cut else [])]
+
+
+def _pieces(line: bytes) -> list[str]:
+    """A line as text, in as many pieces as events it needs."""
+    pieces = []
+    while len(line) > LINE_BYTES:
+        at = _boundary(line)
+        pieces.append(line[:at])
+        line = line[at:]
+    found = []
+    for piece in [*pieces, line]:
+        text = piece.decode("utf-8", "replace")
+        # What is no UTF-8 takes up to three times as many bytes as it had.
+        most = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
+        found += [text[at : at + most] for at in range(0, len(text), most)] if text else [""]
+    return found
+
+
+def _boundary(line: bytes) -> int:
+    """The last place for a cut that is not within a character."""
+    at = LINE_BYTES
+    while at > LINE_BYTES - 4 and line[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def _cut(size: int) -> str:
+    return f"smtrain: the line above has {size:,} bytes; it was cut every {LINE_BYTES:,}, as CloudWatch does"
 
 
 def replay(job: JobRecord) -> None:
-    """Bring a job's streams and metric points back from its files, after a restart."""
-    definitions = job.request["AlgorithmSpecification"].get("MetricDefinitions") or []
-    metrics = [(d["Name"], re.compile(d["Regex"])) for d in definitions]
+    """Bring a job's streams and metric points back from its files, after a restart; a file that cannot be is said."""
+    metrics = Metrics(job)
     for path in sorted((job.folder / "logs").glob("*.jsonl")):
-        stream = stream_of(f"{job.name}/{path.stem}")
-        for stamp, lines in _batches(path):
-            # They could be read then; as new arrivals they would keep a follower waiting for further ones.
-            stream.append([(stamp, line) for line in lines], [stamp / 1000] * len(lines))
-            _scan(job, metrics, stamp, lines)
-
-
-def _batches(path: Path) -> list[tuple[int, list[str]]]:
-    """(ms, lines) of a file; a line that is not of ours is left out, and said with its number."""
-    batches: list[tuple[int, list[str]]] = []
-    with open(path, encoding="utf-8", errors="replace") as lines:
-        for number, text in enumerate(lines, 1):
-            try:
-                stamp, line = json.loads(text)
-                if not (isinstance(stamp, int) and isinstance(line, str) and 0 <= stamp < LATEST):
-                    raise ValueError
-            except (ValueError, TypeError, RecursionError):
-                if text.endswith("\n"):  # else: the last line of a server that was killed while it wrote
-                    print(f"warning: line {number} of {path} is damaged; it is left out", flush=True)
-                continue
-            stamp = max(stamp, batches[-1][0] if batches else 0)  # readers rely on it
-            if not batches or batches[-1][0] != stamp:
-                batches.append((stamp, []))
-            batches[-1][1].append(line)
-    return batches
-
-
-def _scan(job: JobRecord, metrics: list[tuple[str, re.Pattern[str]]], stamp: int, lines: list[str]) -> None:
-    # moto compares with naive UTC times.
-    at = datetime.datetime.fromtimestamp(stamp / 1000, datetime.timezone.utc).replace(tzinfo=None)
-    points = []
-    for line in lines:
-        for name, pattern in metrics:
-            for match in pattern.finditer(line):
-                try:
-                    value = float(match.group(1))
-                except (ValueError, TypeError, IndexError):
-                    continue
-                job.record_metric(name, value, stamp / 1000)
-                points.append(
-                    {
-                        "MetricName": name,
-                        "Value": value,
-                        "Timestamp": at,
-                        "Unit": "None",
-                        "Dimensions": [{"Name": "TrainingJobName", "Value": job.name}],
-                    }
-                )
-    if points:
-        cloudwatch_backends[ACCOUNT][REGION].put_metric_data(LOG_GROUP, points)
+        try:
+            log, batches = LogFile.found(path)
+            for batch in batches:
+                metrics.scan(batch[0][0], [line for _, line in batch])
+            stream_of(f"{job.name}/{path.stem}", log)
+        except Exception as error:
+            print(f"warning: {path} cannot be read ({error!r}); it is left out", flush=True)

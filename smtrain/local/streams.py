@@ -7,7 +7,6 @@ a place: an event that becomes readable behind a reader's token is never given t
 
 from __future__ import annotations
 
-import bisect
 import random
 import threading
 import time
@@ -20,6 +19,7 @@ from moto.logs.models import LogStream, logs_backends
 
 from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import LOG_GROUP
+from smtrain.local.logfile import Line, LogFile
 
 PAGE_EVENTS, PAGE_BYTES, EVENT_BYTES = 10_000, 1 << 20, 26  # API reference of GetLogEvents
 
@@ -60,12 +60,13 @@ def control(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class Event:
-    """One line; `number` is its place among the events of its stream with equal timestamps, and all others."""
+    """One line as clients get it, and the moment from which they do."""
 
     __slots__ = ("message", "number", "readable", "timestamp")
 
-    def __init__(self, timestamp: int, message: str, number: int, readable: float) -> None:
-        self.timestamp, self.message, self.number, self.readable = timestamp, message, number, readable
+    def __init__(self, line: Line, readable: float) -> None:
+        self.number, self.timestamp, self.message = line
+        self.readable = readable
 
     @property
     def ingestion_time(self) -> int:
@@ -78,12 +79,14 @@ class Event:
 class JobStream(LogStream):
     """moto's stream with events of ours. Timestamps never go back within a stream: HostLog sees to that."""
 
-    def __init__(self, group: Any, name: str) -> None:
+    def __init__(self, group: Any, name: str, log: LogFile | None = None) -> None:
         super().__init__(group, name)
         LogStream._log_ids += 1
         self.ordinal = LogStream._log_ids
         self.readable = time.time() + delivery.random.random() * delivery.late_streams
-        self._all: list[Event] = []
+        self.log = log or LogFile()
+        self._moments: dict[int, float] = {}
+        """When a line can be read, by its number; all others can from their own time on."""
         self._last_readable = 0.0
         self._lock = threading.Lock()
 
@@ -91,35 +94,38 @@ class JobStream(LogStream):
         """Add (timestamp in ms, message) pairs; `readable` are the moments they can be read, default: now or late."""
         now, at = time.time(), delivery
         with self._lock:
-            for i, (stamp, message) in enumerate(lines):
+            for i, (stamp, _) in enumerate(lines):
                 moment = readable[i] if readable else now
                 moment = self._last_readable = max(self._last_readable, moment + at.random.random() * at.late)
                 if at.reorder and at.random.random() < at.reorder:
                     moment += at.random.random() * (at.late or 1.0)
-                self._all.append(Event(stamp, message, len(self._all), moment))
+                if max(moment, stamp / 1000) > now and abs(moment - stamp / 1000) > 0.001:
+                    self._moments[self.log.count + i] = moment
+            self.log.append(lines)
             self.stored_bytes += sum(len(message) for _, message in lines)
 
     def put_log_events(self, log_events: list[dict[str, Any]]) -> str:
         self.append([(event["timestamp"], event["message"]) for event in log_events])
-        return f"{len(self._all):056d}"
+        return f"{self.log.count:056d}"
 
     @property
-    def events(self) -> list[Any]:
+    def events(self) -> Any:
         """What can be read by now; moto's queries ask for it."""
-        now = time.time()
-        return [event for event in self._all if event.readable <= now]
+        return self.readable_from(0)
 
     @events.setter
-    def events(self, _: list[Any]) -> None:
+    def events(self, _: Any) -> None:
         """moto's constructor sets an empty list."""
 
     def event_id(self, event: Event) -> str:
         return f"{event.timestamp:020d}{self.ordinal:016d}{event.number:020d}"
 
     def to_describe_dict(self) -> dict[str, Any]:
-        now = time.time()
-        first = next((event for event in self._all if event.readable <= now), None)
-        last = next((event for event in reversed(self._all) if event.readable <= now), None)
+        if self._moments or self.log.stamp / 1000 > time.time():
+            first, last = next(self.readable_from(0), None), next(self.readable_to(self.log.count), None)
+        else:  # no line need be read
+            ends = ((0, self.log.first), (self.log.count - 1, self.log.stamp)) if self.log.count else ()
+            first, last = [Event(Line(*end, ""), end[1] / 1000) for end in ends] or (None, None)
         told = {
             "arn": self.arn,
             "creationTime": int(self.creation_time.timestamp() * 1000),
@@ -131,30 +137,34 @@ class JobStream(LogStream):
                 firstEventTimestamp=first.timestamp,
                 lastEventTimestamp=last.timestamp,
                 lastIngestionTime=last.ingestion_time,
-                uploadSequenceToken=f"{len(self._all):056d}",
+                uploadSequenceToken=f"{self.log.count:056d}",
             )
         return told
 
     def after(self, start: int | None) -> int:
         """Number of the first event at or after a timestamp."""
-        return bisect.bisect_left(self._all, start, key=lambda event: event.timestamp) if start else 0
+        return self.log.after(start) if start else 0
 
     def readable_from(self, number: int, end: int | None = None) -> Iterator[Event]:
         """Readable events from a number on, before timestamp `end`."""
-        now = time.time()
-        for i in range(number, len(self._all)):
-            event = self._all[i]
+        for event in self._by_now(self.log.lines(number)):
             if end is not None and event.timestamp >= end:
                 return
-            if event.readable <= now:
-                yield event
+            yield event
 
     def readable_to(self, number: int, start: int | None = None) -> Iterator[Event]:
         """Readable events before a number, the youngest first."""
+        for event in self._by_now(self.log.back(number)):
+            if start is not None and event.timestamp < start:
+                return
+            yield event
+
+    def _by_now(self, lines: Iterator[Line]) -> Iterator[Event]:
         now = time.time()
-        for i in range(min(number, len(self._all)) - 1, self.after(start) - 1, -1):
-            if self._all[i].readable <= now:
-                yield self._all[i]
+        for line in lines:
+            moment = self._moments.get(line.number, line.stamp / 1000)
+            if moment <= now:
+                yield Event(line, moment)
 
     def page(self, asked: dict[str, Any]) -> dict[str, Any]:
         """GetLogEvents."""
@@ -166,7 +176,7 @@ class JobStream(LogStream):
         if token:
             way, number, turn = _parsed(token)
         else:
-            way, number, turn = ("f", 0, 0) if asked.get("startFromHead") else ("b", len(self._all), 0)
+            way, number, turn = ("f", 0, 0) if asked.get("startFromHead") else ("b", self.log.count, 0)
         if way == "f":
             source = self.readable_from(max(number, self.after(start)), end)
         else:
@@ -210,14 +220,14 @@ def _parsed(token: str) -> tuple[str, int, int]:
     return way, int(number), int(turn) if turn.isdigit() else 0
 
 
-def stream_of(name: str) -> JobStream:
-    """The stream `<job>/<host>-<epoch>`, made if there is none."""
+def stream_of(name: str, log: LogFile | None = None) -> JobStream:
+    """The stream `<job>/<host>-<epoch>`, made with these lines if there is none."""
     backend = logs_backends[ACCOUNT][REGION]
     if LOG_GROUP not in backend.groups:
         backend.create_log_group(LOG_GROUP, {})
     streams = backend.groups[LOG_GROUP].streams
     if name not in streams:
-        streams[name] = JobStream(backend.groups[LOG_GROUP], name)
+        streams[name] = JobStream(backend.groups[LOG_GROUP], name, log)
     return streams[name]  # type: ignore[return-value]
 
 
