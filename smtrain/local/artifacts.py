@@ -5,12 +5,25 @@ A link is uploaded as the file that it leads to.
 
 from __future__ import annotations
 
+import errno
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 from smtrain.contract.uris import split_uri
-from smtrain.local.files import TRANSFER
+from smtrain.local.files import TRANSFER, opened
+
+MODEL, OUTPUT = ("model", "model.tar.gz"), ("data", "output.tar.gz")
+"""Folder of files in S3, and name of the archive in its place."""
+
+
+def uri_of(request: dict[str, Any], names: tuple[str, str] = MODEL) -> str:
+    """Where an artefact of a job goes: a prefix of files, or an archive."""
+    output = request["OutputDataConfig"]
+    base = f"{output['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/output"
+    folder, archive = names
+    return f"{base}/{folder}/" if output.get("CompressionType") == "NONE" else f"{base}/{archive}"
 
 
 def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:
@@ -19,29 +32,33 @@ def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:
     return dict(sorted(files.items()))
 
 
-def upload(
-    client: Any, request: dict[str, Any], what: str, archive: str, hosts: list[dict[str, Path]], work: Path
-) -> str | None:
-    """Upload one artefact; gives its URI, or None when the hosts left nothing.
+def upload(client: Any, path: Path, bucket: str, key: str) -> None:
+    """Bring a file that a job left to S3. Raises OSError if it cannot be read, ENOSPC if this machine has no room."""
+    with opened(path) as body:
+        _insist_on_room(path, [path])
+        client.upload_fileobj(body, bucket, key, Config=TRANSFER)
 
-    `hosts` holds the files of each host by name, `what` is the folder name for CompressionType NONE (model, data),
-    `archive` the tar.gz name otherwise.
-    """
-    output = request["OutputDataConfig"]
-    base = f"{output['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/output"
-    bucket, prefix = split_uri(base)
-    files = merged(hosts)
-    if not files:
-        return None
-    if output.get("CompressionType") == "NONE":
+
+def upload_all(client: Any, uri: str, files: dict[str, Path], work: Path) -> None:
+    """Bring files to S3 by their names, or as one archive, which is made in the folder `work`."""
+    bucket, key = split_uri(uri)
+    if uri.endswith("/"):
         for name, path in files.items():
-            client.upload_file(str(path), bucket, f"{prefix}/{what}/{name}", Config=TRANSFER)
-        return f"{base}/{what}/"
-    packed = work / archive
+            upload(client, path, bucket, key + name)
+        return
+    packed = work / uri.rpartition("/")[2]
+    _insist_on_room(work, files.values())
     # Level 1: weights hardly compress, and a laptop waits for this.
-    with tarfile.open(packed, "w:gz", compresslevel=1, dereference=True) as tar:
+    with tarfile.open(packed, "w:gz", compresslevel=1) as tar:
         for name, path in files.items():
-            tar.add(path, arcname=name, recursive=False)
-    client.upload_file(str(packed), bucket, f"{prefix}/{archive}", Config=TRANSFER)
+            with opened(path) as body:
+                tar.addfile(tar.gettarinfo(arcname=name, fileobj=body), body)
+    client.upload_file(str(packed), bucket, key, Config=TRANSFER)
     packed.unlink()
-    return f"{base}/{archive}"
+
+
+def _insist_on_room(here: Path, files: Any) -> None:
+    """Raise OSError if files are larger than what is free on the disk of `here`: a sparse one may be."""
+    size, free = sum(path.stat().st_size for path in files), shutil.disk_usage(here.parent).free
+    if size > free:
+        raise OSError(errno.ENOSPC, f"{size:,} bytes are to be kept, and {free:,} are free")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from smtrain.contract.uris import split_uri
 from smtrain.local import artifacts, channels, links, toolkit
 from smtrain.local.channels import Channel, InputError
 from smtrain.local.containers import job as containers
@@ -98,18 +99,25 @@ class Attempt:
 
     def upload(self, folder: Path) -> None:
         """Bring model and output of all hosts to S3, with `folder` for the archives."""
-        models = [self._left_in(host, "model") for host in self.hosts]
-        outputs = [self._left_in(host, "output/data") for host in self.hosts]
         folder.mkdir(exist_ok=True)
-        if uri := artifacts.upload(self.client, self.job.request, "model", "model.tar.gz", models, folder):
-            self.job.set_artifacts(uri)
-        artifacts.upload(self.client, self.job.request, "data", "output.tar.gz", outputs, folder)
+        faults: list[Exception] = []
+        for below, names in (("model", artifacts.MODEL), ("output/data", artifacts.OUTPUT)):
+            uri = artifacts.uri_of(self.job.request, names)
+            files = artifacts.merged([self._left_in(host, below, uri) for host in self.hosts])
+            try:
+                if files:
+                    artifacts.upload_all(self.client, uri, files, folder)
+            except Exception as error:
+                faults.append(error)  # of one; the other goes up
+        if faults:
+            raise faults[0]
 
-    def _left_in(self, host: Host, folder: str) -> dict[str, Path]:
-        """The files of a host's folder; links that lead to none are named in the host's log."""
-        tree = links.walk(host.ml, host.ml / folder)
-        if tree.nowhere:
-            host.log.write([links.sentence(f"/opt/ml/{folder}", tree.nowhere)])
+    def _left_in(self, host: Host, folder: str, uri: str) -> dict[str, Path]:
+        """The files of a host's folder; what cannot go to S3 is named in the host's log."""
+        key = split_uri(uri)[1]
+        tree = links.walk(host.ml, host.ml / folder, key if key.endswith("/") else None)
+        if said := tree.sentences(f"/opt/ml/{folder}"):
+            host.log.write(said)
         return tree.files
 
     def move(self, secondary: str) -> None:

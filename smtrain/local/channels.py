@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -108,6 +109,23 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
     return entries
 
 
+def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, what: str) -> None:
+    """Copy an object of `what` to `folder/name`. Raises InputError if no file can have that name, `ClientError` of S3,
+    and OSError for a disk that takes no more."""
+    try:
+        target = within(folder, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(target), Config=TRANSFER)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise InputError(f"Data download failed: {name!r} of {what} is a file and a folder at once") from None
+    except ValueError:
+        raise InputError(f"Data download failed: the key {key!r} points outside of {what}") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise InputError(f"Data download failed: the name {name!r} of {what} is too long for a file") from None
+
+
 def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[], bool]) -> None:
     """Copy a channel into `folder`, stopping between objects when `cancelled`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,14 +133,8 @@ def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[]
     def fetch(entry: Entry) -> None:
         if cancelled():
             return
-        target = within(folder, entry.path)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(channel.bucket, entry.key, str(target), Config=TRANSFER)
-        except (FileExistsError, IsADirectoryError, NotADirectoryError):
-            raise InputError(
-                f"Data download failed: {entry.path!r} of channel {channel.name} is a file and a folder at once"
-            ) from None
+            download_to(client, channel.bucket, entry.key, folder, entry.path, f"channel {channel.name}")
         except client.exceptions.ClientError as error:
             raise refused(error, f"s3://{channel.bucket}/{entry.key}") from None
 

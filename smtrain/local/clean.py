@@ -7,7 +7,6 @@ stages is Completed and it has exported its model; a job that `smtrain run` has 
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -21,9 +20,14 @@ from smtrain.config import STAGES
 from smtrain.contract.uris import split_uri
 from smtrain.errors import LocalError
 from smtrain.facts.sagemaker import ENDED
+from smtrain.local import files
 from smtrain.local.usage import aside, usage
 
 NAME = re.compile(rf"(?P<run>.+)-(?P<stage>{'|'.join(STAGES)})-[0-9a-f]{{8}}(-\d+)?")
+
+
+STRAY_SECONDS = 60.0
+"""A folder without a record is no job's after so long: a job's record is its first file."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,21 @@ def plan(
         if not _below(uri, needed) and (everything or _below(uri, theirs)):
             found.objects[uri] = size
     if everything:
-        also = (*(endpoint.home / name for name in ("demo", "models", "follow")), *aside(endpoint.home))
+        also = (
+            *(endpoint.home / name for name in ("demo", "models", "follow")),
+            *aside(endpoint.home),
+            *_strays(endpoint),
+        )
         found.folders = [path for path in also if path.exists()]
     return found
+
+
+def _strays(endpoint: Endpoint) -> Iterable[Path]:
+    """What lies among the folders of jobs and has no record: their records were set aside, or a removal was cut off."""
+    for folder in (state_folder(endpoint.home) / "jobs").iterdir():
+        with suppress(OSError):
+            if not (folder / "job.json").exists() and time.time() - folder.lstat().st_mtime > STRAY_SECONDS:
+                yield folder
 
 
 def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> int:
@@ -131,6 +147,10 @@ def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> i
         bucket, key = split_uri(uri)
         by_bucket[bucket].append(key)
     for bucket, keys in by_bucket.items():
+        # Several are deleted by a request in XML, in which some characters cannot be.
+        for key in [key for key in keys if not key.isprintable()]:
+            s3.delete_object(Bucket=bucket, Key=key)
+            keys.remove(key)
         for i in range(0, len(keys), 1000):
             s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys[i : i + 1000]]})
     # Records last: what is interrupted in between is found again by the next call.
@@ -139,7 +159,7 @@ def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> i
         for cursor in (endpoint.home / "follow").glob(f"*/{record.name}*.json"):
             cursor.unlink(missing_ok=True)
     for path in found.folders:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        files.remove(path)
     if everything:
         with suppress(OSError), open(state_folder(endpoint.home) / "server.log", "r+b") as log:
             log.truncate()  # the server appends to it

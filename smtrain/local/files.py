@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import shutil
+import stat
+import subprocess
+import time
 from pathlib import Path
+from typing import BinaryIO
 
 from boto3.s3.transfer import TransferConfig
 
@@ -12,17 +19,17 @@ TRANSFER = TransferConfig(max_concurrency=4)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside, fsync, rename: a reader sees the old text or the new one. Mode 0600."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Write to another name, fsync, rename: a reader sees the old text or the new one. Mode 0600."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w") as handle:
             handle.write(text)
             handle.flush()
             os.fsync(handle.fileno())
-        os.replace(beside, path)
+        os.replace(part, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
@@ -32,3 +39,43 @@ def within(folder: Path, relative: str) -> Path:
     if ".." in parts or "\0" in relative:
         raise ValueError(f"the name {relative!r} points outside {folder}")
     return folder.joinpath(*parts)
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file that a job has left, for reading. Raises OSError for anything else, and waits for none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all it holds, however deep and whatever its modes; say it if something is left."""
+    with contextlib.suppress(OSError, RecursionError):
+        shutil.rmtree(path)
+    if not os.path.lexists(path):
+        return
+    # What Python's own cannot: trees deeper than its stack or than a path may be long, folders without permissions.
+    for command in (["chmod", "-R", "u+rwX"], ["chattr", "-R", "-f", "-i", "-a"], ["rm", "-rf", "--"]):
+        with contextlib.suppress(OSError):
+            subprocess.run([*command, str(path)], capture_output=True, check=False)
+    if os.path.lexists(path):
+        print(f"warning: {path} could not be removed; it stays on the disk", flush=True)
+
+
+def set_aside(path: Path, why: object) -> None:
+    """Rename what cannot be used, so that something else can take its place, and say it."""
+    aside = path.with_name(f"{path.name}.damaged")
+    if os.path.lexists(aside):
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    path.rename(aside)
+    print(f"warning: {path} is damaged ({why}); set aside as {aside.name}", flush=True)
+
+
+def make_folder(path: Path) -> Path:
+    """A folder that is there from now on; what else lies in its place is set aside."""
+    if os.path.lexists(path) and not path.is_dir():
+        set_aside(path, "it is no folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from queue import Queue
@@ -18,9 +16,9 @@ from typing import Any
 
 from smtrain.aws.local_plane import REGION, Endpoint
 from smtrain.aws.local_server import server_environment
-from smtrain.local import pools, processes
+from smtrain.local import links, pools, processes
 from smtrain.local.channels import Channel, describe_inputs
-from smtrain.local.files import within
+from smtrain.local.files import opened, remove, within
 from smtrain.local.jobs import JobRecord, hosts_of
 from smtrain.local.logstream import HostLog
 from smtrain.local.toolkit import Command, search_path
@@ -56,6 +54,14 @@ class HostEvent:
     value: Any
 
 
+def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed then."""
+    ends = os.pipe()
+    for end in ends:
+        closing.callback(os.close, end)
+    return ends
+
+
 class Host:
     """A host's /opt/ml lies in `<job>/hosts/<name>/ml` and is gone when the job has ended."""
 
@@ -71,8 +77,7 @@ class Host:
         self.names = [name for name, _, _ in everyone]
         self.folder = job.folder / "hosts" / self.name
         self.ml = self.folder / "ml"
-        name = f"{self.name}-{int(time.time())}"
-        self.log = HostLog(job, name, lambda error: self.events.put(HostEvent(self, "disk", error)))
+        self.log = HostLog(job, self.name, lambda error: self.events.put(HostEvent(self, "disk", error)))
         self.exit_code: int | None = None
         self.lost: str | None = None
         """Why the host ended without an exit of its script."""
@@ -145,9 +150,9 @@ class Host:
         """Start a supervisor, which speaks the protocol that is said in `sandbox`."""
         spec_path = self.folder / "spec.json"
         spec_path.write_text(json.dumps(spec))
-        output, output_end = os.pipe()
-        status, status_end = os.pipe()
-        try:
+        with contextlib.ExitStack() as closing:
+            output, output_end = _pipe(closing)
+            status, status_end = _pipe(closing)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(spec_path), str(status_end)],
                 cwd=PACKAGE_PARENT,
@@ -157,13 +162,15 @@ class Host:
                 pass_fds=[status_end],
                 start_new_session=True,
             )
-        finally:
-            os.close(output_end)
-            os.close(status_end)
-        for target, descriptor in ((self.log.pump, output), (self._follow, status)):
-            thread = threading.Thread(target=target, args=(descriptor,), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            for target, descriptor in ((self.log.pump, output), (self._follow, status)):
+                own = os.dup(descriptor)
+                try:
+                    thread = threading.Thread(target=target, args=(own,), daemon=True)
+                    thread.start()
+                except BaseException:
+                    os.close(own)
+                    raise
+                self._threads.append(thread)
 
     def _environment(self, port: int) -> dict[str, str]:
         """What the leader sees."""
@@ -207,12 +214,10 @@ class Host:
         """Turn the supervisor's status lines into events. One that ends without a word was killed: exit 137."""
         with os.fdopen(descriptor) as lines:
             for line in lines:
-                message = json.loads(line)
-                if "ready" in message:
-                    self.events.put(HostEvent(self, "ready", message["ready"]))
-                else:
-                    self.exit_code, self.lost = message["exit"], message.get("lost") or None
-                    self.out_of_memory = message.get("oom", False)
+                try:
+                    self._heed(json.loads(line))
+                except Exception as error:  # cut off with the supervisor; the end of all lines says how it ended
+                    print(f"warning: host {self.name} of {self.job.name} said {line[:200]!r} ({error!r})", flush=True)
         assert self._process is not None
         ended = self._process.wait()
         if self.exit_code is None:
@@ -221,6 +226,13 @@ class Host:
             self.lost = f"the process that ran host {self.name} ended with {how}; all that it had started was ended"
         self._end_rest()
         self.events.put(HostEvent(self, "exit", self.exit_code))
+
+    def _heed(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.events.put(HostEvent(self, "ready", message["ready"]))
+        else:
+            self.exit_code, self.lost = int(message["exit"]), message.get("lost") or None
+            self.out_of_memory = message.get("oom", False)
 
     def go(self) -> None:
         self._tell(b"go\n")
@@ -263,11 +275,13 @@ class Host:
 
     def failure(self) -> str:
         """What the script wrote to /opt/ml/output/failure, else its last line of output."""
-        with contextlib.suppress(OSError), open(self.ml / "output" / "failure", errors="replace") as text:
-            if said := text.read(1024).strip():
+        path = links.resolved(self.ml, self.ml / "output" / "failure")
+        with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+            text = closing.enter_context(opened(path)).read(4096).decode(errors="replace") if path else ""
+            if said := text.strip(" \t\r\n\0")[:1024]:
                 return said
         return self.log.last_line
 
     def discard(self) -> None:
         self.log.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from smtrain.errors import LocalError
@@ -13,6 +13,7 @@ from smtrain.local import pools
 from smtrain.local.attempt import FAULT, SPOT, Attempt, End
 from smtrain.local.capacity import NO_CAPACITY
 from smtrain.local.channels import InputError
+from smtrain.local.files import remove
 from smtrain.local.jobs import JobRecord, hosts_of
 
 if TYPE_CHECKING:
@@ -44,14 +45,20 @@ class JobRun(threading.Thread):
         except Exception as error:
             traceback.print_exc()
             end = End("Failed", None, self.executor.fault_of(error))
-        finally:
-            self.attempt.end_processes()
+        # Whatever one step raises, the next is taken: a job that has ended says so, and leaves nothing.
+        self._try(self.attempt.end_processes)
+        self._try(lambda: self._leave(end))
+        if not self.job.ended:
+            self._try(lambda: self.job.finish("Failed", reason=INTERNAL))
+        self._try(self.attempt.discard)
+        self._try(lambda: remove(self.job.folder / "hosts"))
+        self.executor.done(self.job)
+
+    def _try(self, step: Callable[[], object]) -> None:
         try:
-            self._leave(end)
-        finally:
-            self.attempt.discard()
-            shutil.rmtree(self.job.folder / "hosts", ignore_errors=True)
-            self.executor.done(self.job)
+            step()
+        except Exception:
+            traceback.print_exc()
 
     def _live(self) -> End:
         """Until no process of the job runs any more."""
@@ -129,10 +136,7 @@ class JobRun(threading.Thread):
             except Exception as error:
                 traceback.print_exc()
                 end = End("Failed", None, end.reason or self.executor.fault_of(error, "Artifact upload failed: "))
-            try:
-                self._keep_warm(end)
-            except OSError:
-                traceback.print_exc()  # a pool without its cache is a fresh machine
+            self._try(lambda: self._keep_warm(end))  # a pool without its cache is a fresh machine
         self.job.finish(*end)
 
     def _keep_warm(self, end: End) -> None:

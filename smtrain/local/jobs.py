@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from botocore.validate import ParamValidator
+
+from smtrain.aws.models import described
 from smtrain.facts.sagemaker import ENDED
 from smtrain.local import room
+from smtrain.local.artifacts import uri_of
 from smtrain.local.files import write_atomically
 
 REASON_LIMIT = 1024
+STATUSES = ("InProgress", "Stopping", *ENDED)
 # What Describe shows of a request that says nothing of them.
 SWITCHES = {
     "EnableNetworkIsolation": False,
@@ -60,8 +66,8 @@ class JobRecord:
             "saving": 0.0,
             "pool": None,
             "failure_reason": None,
-            "artifacts": None,
             "metrics": {},
+            "given_up": [],
         }
         # A record of an older release lacks what came later.
         self.state: dict[str, Any] = {**fresh, **(state or {})}
@@ -107,12 +113,18 @@ class JobRecord:
 
     @staticmethod
     def load(folder: Path) -> JobRecord:
-        """Raises ValueError, KeyError, TypeError, AttributeError or IndexError for a damaged record."""
+        """Raises whatever a damaged record makes of reading it and of all that is asked of a job."""
         kept = json.loads((folder / "job.json").read_text())
         job = JobRecord(kept["request"], kept["arn"], folder, kept["state"])
         job.tags = kept["tags"]
-        if job.name != folder.name or not hosts_of(job.request) or not job.summary():
+        if job.name != folder.name or not hosts_of(job.request):
             raise ValueError("it is the record of another job")
+        for operation, answer in (("DescribeTrainingJob", job.describe()), ("ListTags", {"Tags": job.tags})):
+            shape = described("sagemaker").operation_model(operation).output_shape
+            if (report := ParamValidator().validate(answer, shape)).has_errors():
+                raise ValueError(report.generate_report())
+        if job.status not in STATUSES or not job.state["transitions"]:
+            raise ValueError("its state is none that a job can have")
         return job
 
     def move(self, secondary: str, status: str | None = None) -> None:
@@ -176,15 +188,16 @@ class JobRecord:
                 transition["StatusMessage"] = self.state["failure_reason"]
             self.record()
 
-    def set_artifacts(self, uri: str) -> None:
-        with self.lock:
-            self.state["artifacts"] = uri
-            self.record()
-
     def record_metric(self, name: str, value: float, at: float) -> None:
         """Only in memory until the next transition: a metric line must not cost a file write."""
         with self.lock:
             self.state["metrics"][name] = [value, at]
+
+    def give_up_metric(self, name: str) -> None:
+        """Look for a metric no longer, after a restart neither: its expression cannot be used."""
+        with self.lock:
+            self.state["given_up"].append(name)
+            self.record()
 
     def summary(self) -> dict[str, Any]:
         """The job as ListTrainingJobs shows it."""
@@ -203,16 +216,16 @@ class JobRecord:
             SecondaryStatus=state["secondary"],
             CreationTime=_time(state["created"]),
             LastModifiedTime=_time(state["modified"]),
+            ModelArtifacts={"S3ModelArtifacts": uri_of(self.request)},
             SecondaryStatusTransitions=[_timed(t) for t in state["transitions"]],
             FinalMetricDataList=[
                 {"MetricName": name, "Value": value, "Timestamp": _time(at)}
                 for name, (value, at) in state["metrics"].items()
+                if math.isfinite(value)  # older releases kept what a job printed
             ],
         )
         if state["failure_reason"]:
             view["FailureReason"] = state["failure_reason"]
-        if state["artifacts"]:
-            view["ModelArtifacts"] = {"S3ModelArtifacts": state["artifacts"]}
         if state["training_start"]:
             view["TrainingStartTime"] = _time(state["training_start"])
         if state["training_end"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import threading
 import time
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.contract.uris import split_uri
 from smtrain.local import links
-from smtrain.local.files import TRANSFER, within
+from smtrain.local.artifacts import upload
+from smtrain.local.channels import download_to
 
 if TYPE_CHECKING:
     from smtrain.local.logstream import HostLog
@@ -46,11 +48,12 @@ class CheckpointSync:
         self._synced: dict[str, Seen] = {}
         self._before: dict[str, Seen] = {}
         self._gone: dict[str, int] = {}  # since which look
+        self._too_large: OSError | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def see_as(self, ml: Path, log: HostLog) -> None:
-        """Follow links as the host with this /opt/ml does, and name in its log those that lead nowhere."""
+        """Follow links as the host with this /opt/ml does, and name in its log what is left out."""
         self._ml, self._log = ml, log
 
     def pull(self) -> None:
@@ -65,10 +68,8 @@ class CheckpointSync:
                 name = item["Key"][len(self.prefix) :]
                 if not name or name.endswith("/"):
                     continue
-                target = within(self.folder, name)
-                target.parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    self.client.download_file(self.bucket, item["Key"], str(target), Config=TRANSFER)
+                    download_to(self.client, self.bucket, item["Key"], self.folder, name, "the checkpoints")
                 except self.client.exceptions.ClientError as error:
                     if error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
                         raise
@@ -78,13 +79,16 @@ class CheckpointSync:
         self._thread.start()
 
     def finish(self) -> None:
-        """End the watching and bring up what is left. The host's processes must be gone."""
+        """End the watching and bring up what is left. The host's processes must be gone.
+
+        Raises what S3 said, and OSError for a file that has no room there, when all others are up.
+        """
         self.abandon()
         self.push(settled=True)
-        if self._log and self._tree.nowhere:
-            self._log.write(
-                [links.sentence(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}", self._tree.nowhere)]
-            )
+        if self._log and (said := self._tree.sentences(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}")):
+            self._log.write(said)
+        if self._too_large:
+            raise self._too_large
 
     def abandon(self) -> None:
         """End the watching and leave what is not up yet, as when the machine is lost."""
@@ -107,12 +111,27 @@ class CheckpointSync:
                 break  # what was written later must not overtake what is still being written
             # Gone by now, it is missed at the next look; changed during the upload, it is sent again after that.
             with contextlib.suppress(FileNotFoundError):
-                self.client.upload_file(str(self._tree.files[name]), self.bucket, self.prefix + name, Config=TRANSFER)
-                self._synced[name] = now[name]
+                if self._send(name):
+                    self._synced[name] = now[name]
         self._before = now
         waiting = [seen[1] - 1 for name, seen in now.items() if self._synced.get(name) != seen]
         self.arrived = math.inf if settled else min([began, *waiting])
         self.delete()
+
+    def _send(self, name: str) -> bool:
+        """Bring one file up; False if it cannot be read, which the tree then says, or has no room in S3."""
+        path = self._tree.files[name]
+        try:
+            upload(self.client, path, self.bucket, self.prefix + name)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # of this file: what S3 and the network say are errors of botocore
+            if error.errno == errno.ENOSPC:
+                self._too_large = error
+            else:
+                self._tree.leave_out(name, error)
+            return False
+        return True
 
     def _lost(self, now: dict[str, Seen]) -> bool:
         """Whether a file of the look before went, or was written over, before it had arrived.
@@ -148,7 +167,7 @@ class CheckpointSync:
     def _look(self) -> dict[str, Seen]:
         """What there is of every regular file, by relative name."""
         found: dict[str, Seen] = {}
-        self._tree = links.walk(self._ml, self.folder)
+        self._tree, self._too_large = links.walk(self._ml, self.folder, self.prefix), None
         for name, path in self._tree.files.items():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()

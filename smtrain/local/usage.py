@@ -47,13 +47,21 @@ def usage(home: Path) -> Usage:
     """Walk the home folder. Files with several names count once; what vanishes meanwhile does not count."""
     kinds = Counter(dict.fromkeys(KINDS, 0))
     seen: set[tuple[int, int]] = set()
-    for parent, _, names in os.walk(home):
-        for name in names:
-            path = Path(parent, name)
+    folders = [os.fspath(home)]  # a job's may lie deeper than os.walk recurses
+    while folders:
+        try:
+            entries = list(os.scandir(folders.pop()))
+        except OSError:
+            continue
+        for entry in entries:
             try:
-                status = path.lstat()
+                status = entry.stat(follow_symlinks=False)
             except OSError:
                 continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+                continue
+            path = Path(entry.path)
             if status.st_nlink == 1 or (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
                 # What it takes, not how long it is: a file of a byte takes a block.
@@ -64,12 +72,12 @@ def usage(home: Path) -> Usage:
 def aside(home: Path) -> list[Path]:
     """What a start has found damaged and moved out of the way."""
     state = state_folder(home)
-    return sorted([*state.glob("*.damaged-*"), *state.glob("jobs/*/*.damaged")])
+    return sorted(path for below in ("*", "s3/*", "jobs/*", "jobs/*/*") for path in state.glob(f"{below}.damaged*"))
 
 
 def _kind(path: Path, home: Path) -> str:
     state = state_folder(home)
-    if path.name.endswith(".damaged") or any(".damaged-" in part for part in path.parts):
+    if path.name.endswith(".damaged") or any(".damaged" in part for part in path.parts):
         return "set aside"
     if path.is_relative_to(state / "s3"):
         return "S3 objects"

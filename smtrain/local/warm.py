@@ -44,11 +44,11 @@ class WarmPython:
 
     def _run(self) -> None:
         """Start it when somebody calls, as often as it has ended."""
-        while True:
-            select.select([self._listening], [], [])
-            if not self._started():
-                self._listening.close()  # nobody waits for what does not come
-                return
+        with self._listening:  # closed, it keeps no launcher waiting for what does not come
+            while True:
+                select.select([self._listening], [], [])
+                if not self._started():
+                    return
 
     def _started(self) -> bool:
         """Run one to its end; whether it came so far as to listen."""

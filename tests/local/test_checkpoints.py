@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -88,8 +88,8 @@ class RecordedStore:
         self.objects: dict[str, bytes] = {}
         self.order: list[str] = []
 
-    def upload_file(self, path: str, bucket: str, key: str, Config: object) -> None:
-        self.objects[key] = Path(path).read_bytes()
+    def upload_fileobj(self, body: BinaryIO, bucket: str, key: str, Config: object) -> None:
+        self.objects[key] = body.read()
         self.order.append(key)
 
     def delete_object(self, Bucket: str, Key: str) -> None:
@@ -237,9 +237,9 @@ class StoreBeside(RecordedStore):
             assert self.saver
             self.saver.save()
 
-    def upload_file(self, path: str, bucket: str, key: str, Config: object) -> None:
+    def upload_fileobj(self, body: BinaryIO, bucket: str, key: str, Config: object) -> None:
         self.some_saves()
-        super().upload_file(path, bucket, key, Config)
+        super().upload_fileobj(body, bucket, key, Config)
 
     def whole(self, hosts: int) -> bool:
         names = {f"{host}/{name}" for host in range(hosts) for name in ("a", "b", "manifest")}
