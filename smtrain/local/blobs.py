@@ -6,12 +6,16 @@ import contextlib
 import copy
 import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from smtrain.local.files import make_folder
+
 CHUNK = 1 << 18
+NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Blob:
@@ -63,9 +67,12 @@ class BlobFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
 
     def path(self, name: str) -> Path:
+        """Where a body lies. Raises ValueError for a name that is none of ours."""
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a body")
         return self.root / name[:2] / name
 
     def write(self, chunks: Iterable[bytes]) -> tuple[Path, str]:
@@ -101,11 +108,13 @@ class BlobFolder:
     def sweep(self, used: set[str]) -> None:
         """Remove every file that is not named in `used`."""
         for folder in self.root.iterdir():
+            if not folder.is_dir():
+                continue  # no body: something else has put it there
             for file in folder.iterdir():
-                if file.name not in used:
-                    file.unlink()
+                if file.name not in used and NAME.fullmatch(file.stem):
+                    file.unlink(missing_ok=True)
 
     def _new(self) -> Path:
         path = self.path(uuid.uuid4().hex)
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         return path

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from botocore.config import Config
@@ -17,6 +18,7 @@ from smtrain.local import pools, ports, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
 from smtrain.local.containers import settings
+from smtrain.local.files import make_folder, remove, set_aside
 from smtrain.local.hosts import default_environment
 from smtrain.local.jobrun import JobRun
 from smtrain.local.jobs import JobRecord
@@ -26,7 +28,6 @@ from smtrain.local.streams import forget
 from smtrain.local.warm import WarmPython, offered
 from smtrain.testing.faults import OWN_CLIENT
 
-DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError)
 RESTARTED = "InternalServerError: the local control plane was restarted while the job ran"
 
 
@@ -38,7 +39,7 @@ class Executor:
         self.endpoint, self.grace, self.namespaces, self.app = endpoint, grace, namespaces, app
         self.state = state_folder(endpoint.home)
         self.folder = self.state / "jobs"
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
         self.jobs: dict[str, JobRecord] = {}
         ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
         self.client = endpoint.session().client("s3", config=Config(**ours))
@@ -59,20 +60,19 @@ class Executor:
         """Bring back jobs and logs from disk; what ran when the server ended has failed, and runs no more."""
         processes.end_all(self.folder, below=True)
         settings.end_containers(self.state)
-        for path in sorted(self.folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime):
-            shutil.rmtree(path.parent / "hosts", ignore_errors=True)
-            try:
-                job = JobRecord.load(path.parent)
-                replay(job)
-            except DAMAGED as error:
-                aside = path.with_name("job.json.damaged")
-                with contextlib.suppress(OSError):
-                    path.rename(aside)
-                print(f"warning: {path} is damaged ({error!r}); set aside as {aside.name}", flush=True)
-                forget(path.parent.name)
+        for folder in sorted(self.folder.iterdir(), key=_changed):
+            if not os.path.lexists(folder / "job.json"):
                 continue
-            if not job.ended:
-                job.finish("Failed", reason=RESTARTED)
+            remove(folder / "hosts")
+            try:
+                job = JobRecord.load(folder)
+                if not job.ended:
+                    job.finish("Failed", reason=RESTARTED)
+            except Exception as error:  # whatever its record makes of it, the other jobs are brought back
+                with contextlib.suppress(OSError):
+                    set_aside(folder / "job.json", repr(error)[:200])
+                continue
+            replay(job)
             self.jobs[job.name] = job
 
     def submit(self, request: dict[str, Any], life: Callable[[JobRecord], Any] | None = None) -> JobRecord | None:
@@ -92,16 +92,21 @@ class Executor:
             room.probe(self.state)
             job = JobRecord(request, arn_of(name), self.folder / name)
             try:
-                job.folder.mkdir(exist_ok=True)
+                make_folder(job.folder)
                 job.save()
                 if pool:
                     pools.reuse(pool, job)
-            except OSError:
-                shutil.rmtree(job.folder, ignore_errors=True)
+                self.jobs[name] = job
+                run = self._runs[name] = life(job) if life else JobRun(self, job, warm=pool is not None)
+                run.start()
+            except BaseException:  # no thread can be started, the disk is full: then there is no such job
+                self._runs.pop(name, None)
+                self.jobs.pop(name, None)
+                if pool:
+                    pools.give_back(pool, job)
+                forget(name)
+                remove(job.folder)
                 raise
-            self.jobs[name] = job
-            run = self._runs[name] = life(job) if life else JobRun(self, job, warm=pool is not None)
-        run.start()
         return job
 
     def stop(self, job: JobRecord) -> bool:
@@ -140,7 +145,7 @@ class Executor:
         (job.folder / "job.json").unlink(missing_ok=True)  # first: what is left without it is no job
         del self.jobs[job.name]
         forget(job.name)
-        shutil.rmtree(job.folder, ignore_errors=True)
+        remove(job.folder)
         return True
 
     def busy(self) -> bool:
@@ -173,6 +178,14 @@ class Executor:
     def give_port(self, port: int) -> None:
         if holder := self._ports.pop(port, None):
             holder.close()
+
+
+def _changed(folder: Path) -> float:
+    """When a job's record was written last; 0 if there is none."""
+    try:
+        return (folder / "job.json").lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def arn_of(name: str) -> str:

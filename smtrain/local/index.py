@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -16,6 +17,7 @@ from smtrain.aws.local_plane import ACCOUNT
 from smtrain.disk import disk_number
 from smtrain.local import room
 from smtrain.local.blobs import BlobFolder
+from smtrain.local.files import set_aside
 
 # What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
 KEPT = (
@@ -24,12 +26,17 @@ KEPT = (
 )  # fmt: skip
 
 
+BUCKETS = "SELECT name, record FROM buckets"
+OBJECTS = "SELECT bucket, key, record FROM objects"
+
+
 class ObjectIndex:
     """One row per object version; `ordinal` keeps the order of versions of a key."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()
         self.db = sqlite3.connect(path, check_same_thread=False)
+        self.db.text_factory = bytes  # one text that is not UTF-8 must not keep the others from being read
         self.db.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
             "CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, record TEXT NOT NULL);"
@@ -99,13 +106,18 @@ class ObjectIndex:
 def opened(folder: Path) -> ObjectIndex:
     """The index of this folder; one that SQLite cannot read is set aside together with all bodies, and said."""
     path = folder / "index.sqlite"
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        if os.path.lexists(file) and not file.is_file():
+            set_aside(file, "it is no file")
     try:
         found = room.insist(lambda: ObjectIndex(path))
-        fault = found.db.execute("PRAGMA quick_check").fetchone()[0]
+        fault = found.db.execute("PRAGMA quick_check").fetchone()[0].decode(errors="replace")
         if fault == "ok":
+            found.db.execute(OBJECTS + " LIMIT 1").fetchall()
+            found.db.execute(BUCKETS + " LIMIT 1").fetchall()
             return found
         found.close()
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, ValueError, TypeError) as error:
         if disk_number(error) is not None:
             raise
         fault = str(error)
@@ -120,22 +132,26 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
     """Bring back buckets and objects; a record that cannot be read or has lost its body is left out, and said."""
     used: set[str] = set()
     whole = True
-    for name, text in index.db.execute("SELECT name, record FROM buckets").fetchall():
+    # Of a row whatever it holds: what one makes of its reading leaves out that one alone.
+    for row in index.db.execute(BUCKETS).fetchall():
         try:
+            name, text = map(_text, row)
             record = json.loads(text)
+            of_type(record, {"region": str, "created": str, "versioning": (str, type(None))})
             bucket = backend.create_bucket(name, record["region"])
             bucket.creation_date = datetime.datetime.fromisoformat(record["created"])
             bucket.versioning_status = record["versioning"]
-        except (ValueError, KeyError, TypeError) as error:
-            print(f"warning: the record of bucket {name} is damaged ({error!r}); it is left out", flush=True)
-    rows = index.db.execute("SELECT bucket, key, record FROM objects ORDER BY bucket, key, ordinal").fetchall()
-    for bucket_name, key, text in rows:
+        except Exception as error:
+            print(f"warning: the record of bucket {_shown(row[0])} is damaged ({error!r}); it is left out", flush=True)
+    for row in index.db.execute(OBJECTS + " ORDER BY bucket, key, ordinal").fetchall():
         try:
+            bucket_name, key, text = map(_text, row)
             used |= _restore_version(backend, blobs, bucket_name, key, json.loads(text))
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except Exception as error:
             whole = False
             said = f"its body {error.filename} is gone" if isinstance(error, FileNotFoundError) else repr(error)
-            print(f"warning: s3://{bucket_name}/{key} cannot be brought back ({said}); it is left out", flush=True)
+            uri = "/".join(_shown(column) for column in row[:2])
+            print(f"warning: s3://{uri} cannot be brought back ({said}); it is left out", flush=True)
     if whole:  # else a body may belong to what could not be read
         blobs.sweep(used)
 
@@ -144,17 +160,25 @@ def _restore_version(
     backend: models.S3Backend, blobs: BlobFolder, bucket_name: str, key: str, record: dict[str, Any]
 ) -> set[str]:
     """Bring back one version; gives the name of its body."""
+    of_type(record, {"modified": str})
     store = backend.buckets[bucket_name].keys
     modified = datetime.datetime.fromisoformat(record["modified"])
     used = set()
     if "marker" in record:
+        of_type(record, {"marker": str})
         version: Any = models.FakeDeleteMarker(store.get(key))
         version._version_id = record["marker"]
     else:
+        of_type(record, {"blob": str, "attributes": dict, "metadata": dict, "tags": dict})
+        of_type(record["attributes"], {"contentsize": int, "_etag": str, "_storage_class": str})
+        of_type(record["metadata"], dict.fromkeys(record["metadata"], str))
+        of_type(record["tags"], dict.fromkeys(record["tags"], str))
         path = blobs.path(record["blob"])
+        if path.stat().st_size != record["attributes"]["contentsize"]:
+            raise ValueError(f"its body has {path.stat().st_size} bytes, not {record['attributes']['contentsize']}")
         adopted: Any = Adopted(path)
         version = models.FakeKey(key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known")
-        vars(version).update(record["attributes"])
+        vars(version).update({k: v for k, v in record["attributes"].items() if k in KEPT})
         version.set_metadata(record["metadata"])
         if record["tags"]:
             backend.tagger.tag_resource(version.arn, [{"Key": k, "Value": v} for k, v in record["tags"].items()])
@@ -162,6 +186,27 @@ def _restore_version(
     version.last_modified = modified
     store[key] = version
     return used
+
+
+def _text(column: object) -> str:
+    """A column that is text as UTF-8 has it. Raises ValueError for any other."""
+    if not isinstance(column, bytes):
+        raise ValueError(f"{column!r} is no text")
+    return column.decode()
+
+
+def _shown(column: object) -> str:
+    """A column in a message."""
+    return column.decode(errors="backslashreplace") if isinstance(column, bytes) else repr(column)
+
+
+def of_type(record: Any, wanted: dict[str, Any]) -> None:
+    """Raise ValueError unless a record has members of these types."""
+    if not isinstance(record, dict):
+        raise ValueError("it is no object")
+    for name, kind in wanted.items():
+        if name not in record or not isinstance(record[name], kind):
+            raise ValueError(f"its {name} is {record.get(name)!r:.60}")
 
 
 class Adopted:

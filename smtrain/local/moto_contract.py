@@ -15,6 +15,7 @@ RELEASES = ((5, 2, 5), (5, 3))
 
 # "module:name" -> those of its attributes that ours use
 USED: dict[str, tuple[str, ...]] = {
+    "moto.cloudwatch.models:MetricAggregatedDatum": (),
     "moto.cloudwatch.models:cloudwatch_backends": (),
     "moto.core.exceptions:JsonRESTError": (),
     "moto.core.responses:ActionResult": (),
@@ -63,6 +64,7 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.s3.models:FakeKey.value": None,
     "moto.s3.models:FakeMultipart.complete": ("self", "body"),
     "moto.s3.models:FakeMultipart.instances_tracked": None,
+    "moto.s3.models:S3Backend.url_paths": None,
     # Those of moto's that ours name; the others are passed on.
     "moto.s3.models:S3Backend.copy_object": ("self",),
     "moto.s3.models:S3Backend.delete_object": ("self", "bucket_name", "key_name"),
@@ -128,7 +130,6 @@ CALLS: dict[str, tuple[str, ...]] = {
     "moto.s3.models:FakeDeleteMarker.__init__": ("key",),
     "moto.logs.models:LogsBackend.create_log_group": ("log_group_name", "tags"),
     "moto.logs.models:LogStream.__init__": ("log_group", "name"),
-    "moto.cloudwatch.models:CloudWatchBackend.put_metric_data": ("namespace", "metric_data"),
     "moto.iam.models:IAMBackend.create_role": (
         "role_name", "assume_role_policy_document", "path", "permissions_boundary", "description", "tags",
         "max_session_duration",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.facts.warm_pools import WARM_POOL_CACHE, first_difference
+from smtrain.local.files import remove
 from smtrain.local.jobs import JobRecord, hosts_of
 
 CACHE = WARM_POOL_CACHE.removeprefix("/opt/ml/")
@@ -55,6 +56,16 @@ def reuse(pool: JobRecord, job: JobRecord) -> None:
         shutil.move(pool.folder / "pool", job.folder / "pool")
 
 
+def give_back(pool: JobRecord, job: JobRecord) -> None:
+    """Undo `reuse`: the job could not be started."""
+    with pool.lock:
+        if pool.state["pool"].pop("reused_by", None) == job.name:
+            del pool.state["pool"]["ended"]
+            pool.record()
+            if (job.folder / "pool").is_dir():
+                shutil.move(job.folder / "pool", pool.folder / "pool")
+
+
 def release(job: JobRecord) -> None:
     """End a pool now."""
     with job.lock:
@@ -73,8 +84,8 @@ def prolong(job: JobRecord, seconds: int) -> None:
 def sweep(jobs: Iterable[JobRecord]) -> None:
     """Remove the cache of pools that are over."""
     for job in jobs:
-        if job.pool_status() == "Terminated":
-            shutil.rmtree(job.folder / "pool", ignore_errors=True)
+        if job.pool_status() == "Terminated" and (job.folder / "pool").exists():
+            remove(job.folder / "pool")
 
 
 def take_cache(job: JobRecord, ml: Path, host: str) -> None:

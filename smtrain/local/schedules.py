@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import threading
@@ -44,18 +45,24 @@ def control(asked: dict[str, Any]) -> dict[str, Any]:
 def run_due(now: datetime.datetime) -> list[str]:
     """Run each schedule whose moment has come, once."""
     ran = []
-    for group in scheduler_backends[ACCOUNT][REGION].schedule_groups.values():
+    for group in list(scheduler_backends[ACCOUNT][REGION].schedule_groups.values()):
         for schedule in list(group.schedules.values()):
-            at = _moment(schedule.schedule_expression)
-            if at is None or at > now or not schedule.target.get("Arn", "").endswith(_DELETES):
-                continue
-            name = json.loads(schedule.target["Input"])["EndpointName"]
-            endpoints = sagemaker_backends[ACCOUNT][REGION].endpoints
-            if name in endpoints:
-                del endpoints[name]
-            group.schedules.pop(schedule.name, None)
-            ran.append(schedule.name)
+            try:
+                if _run_if_due(schedule, now):
+                    ran.append(schedule.name)
+                    group.schedules.pop(schedule.name, None)
+            except Exception as error:  # of this one: all others are run on time
+                group.schedules.pop(schedule.name, None)
+                print(f"warning: schedule {schedule.name} cannot be run ({error!r}); it is removed", flush=True)
     return ran
+
+
+def _run_if_due(schedule: Any, now: datetime.datetime) -> bool:
+    at = _moment(schedule.schedule_expression)
+    if at is None or at > now or not schedule.target.get("Arn", "").endswith(_DELETES):
+        return False
+    sagemaker_backends[ACCOUNT][REGION].endpoints.pop(json.loads(schedule.target["Input"])["EndpointName"], None)
+    return True
 
 
 def _moment(expression: str) -> datetime.datetime | None:
@@ -71,4 +78,5 @@ def _moment(expression: str) -> datetime.datetime | None:
 def _watch() -> None:
     while True:
         time.sleep(_LOOK_S)
-        run_due(datetime.datetime.now(datetime.timezone.utc))
+        with contextlib.suppress(Exception):  # the thread deletes endpoints for as long as the process lives
+            run_due(datetime.datetime.now(datetime.timezone.utc))

@@ -9,6 +9,7 @@ bucket settings.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import zlib
@@ -99,6 +100,8 @@ def install(folder: Path) -> None:
     _wrap(models.S3Backend, "delete_object", _touching)
     _wrap(S3Response, "key_response", _keeping)
     _wrap(S3Response, "bucket_response", _keeping)
+    backend: Any = models.S3Backend
+    backend.url_paths = property(_addresses(backend.url_paths))
     restore(_index, _blobs, _backend())
 
 
@@ -109,6 +112,15 @@ class _Nothing(list):  # type: ignore[type-arg]
 
 def _wrap(owner: Any, name: str, wrapper: Any) -> None:
     setattr(owner, name, wrapper(getattr(owner, name)))
+
+
+def _addresses(theirs: Any) -> Any:
+    """moto's patterns of addresses, in which a dot is no line break: a key may hold one."""
+
+    def ours(self: Any) -> dict[str, Any]:
+        return {re.sub(r"\.(?=[+*])", "[^\0]", pattern): handler for pattern, handler in theirs.fget(self).items()}
+
+    return ours
 
 
 def _lazily(method: Any) -> Any:

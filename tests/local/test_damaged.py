@@ -81,3 +81,93 @@ def test_an_index_that_is_no_database_goes_aside_with_all_bodies(home: Path, cap
     assert b"precious" in {blob.read_bytes() for blob in (aside / "blobs").rglob("*") if blob.is_file()}
     assert client.keys("") == []
     assert client.put("b/b", b"new")
+
+
+ROWS = {
+    "text that is no UTF-8": ("key = CAST(x'ff' AS TEXT)", ()),
+    "a region that is a number": ("record = ?", (json.dumps({"region": 5, "created": "x", "versioning": None}),)),
+    "a deep record": ("record = ?", ("[" * 100_000,)),
+    "a number": ("record = ?", (5,)),
+    "another body": ("record = json_set(record, '$.blob', '../../../endpoint.json')", ()),
+    "a size that is not the body's": ("record = json_set(record, '$.attributes.contentsize', 8)", ()),
+}
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_damaged_row_is_left_out_alone(home: Path, what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    client = Client(ensure_running(home))
+    client.put("a/whole", b"whole")
+    client.put("b/damaged", b"damaged")
+    client.s3.create_bucket(Bucket="other")
+    shut_down(home)
+    change, values = ROWS[what]
+    table, row = ("buckets", "name = 'other'") if "region" in what else ("objects", "key = 'b/damaged'")
+    with sqlite3.connect(home / "local/s3/index.sqlite") as database:
+        database.execute(f"UPDATE {table} SET {change} WHERE {row}", values)
+    database.close()
+    capfd.readouterr()
+    client = Client(ensure_running(home))
+    assert "it is left out" in capfd.readouterr().err
+    assert client.keys("") == ["a/whole", *(["b/damaged"] if table == "buckets" else [])]
+    names = {bucket["Name"] for bucket in client.s3.list_buckets()["Buckets"]}
+    assert names == {client.bucket, *(["other"] if table == "objects" else [])}
+    assert client.get("a/whole") == b"whole"
+
+
+STATES = {
+    "a time no clock shows": {"created": 1e300},
+    "no transitions": {"transitions": [], "status": "InProgress"},
+    "a status of another kind": {"status": "Sleeping"},
+    "numbers that are words": {"attempt_start": "now", "status": "InProgress"},
+    "a pool of nothing": {"pool": {}},
+}
+
+
+def test_a_state_that_no_job_can_have_goes_aside_alone(home: Path) -> None:
+    client = Client(ensure_running(home))
+    names = {what: client.start("echo lost") for what in STATES}
+    kept, numbers = client.start("echo kept"), client.start("echo m=3", algorithm={
+        "MetricDefinitions": [{"Name": "m", "Regex": "m=(.)"}, {"Name": "n", "Regex": "n=(.)"}],
+    })  # fmt: skip
+    for name in (*names.values(), kept, numbers):
+        client.wait(name)
+    shut_down(home)
+    jobs = home / "local/jobs"
+    for what, name in names.items():
+        record = json.loads((jobs / name / "job.json").read_text())
+        record["state"].update(STATES[what])
+        (jobs / name / "job.json").write_text(json.dumps(record))
+    record = json.loads((jobs / numbers / "job.json").read_text())
+    record["request"]["AlgorithmSpecification"]["MetricDefinitions"][1]["Regex"] = "(no longer one"
+    record["state"]["metrics"]["old"] = [float("nan"), 1.0]
+    (jobs / numbers / "job.json").write_text(json.dumps(record))
+    (jobs / "stray").write_text("no folder")
+    (jobs / "folder").mkdir()
+    (jobs / "folder/job.json").mkdir()
+    (home / "local/s3/blobs/.DS_Store").write_text("stray")
+    (home / "local/s3/blobs/00").mkdir(exist_ok=True)
+    (home / "local/s3/blobs/00/.DS_Store").write_text("stray")
+    log = next((jobs / kept / "logs").glob("*.jsonl"))
+    log.write_bytes(b'[1000, "lone \\ud800"]\n' + log.read_bytes())
+    client = Client(ensure_running(home))
+    assert {job["TrainingJobName"] for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]} == {
+        kept, numbers,
+    }  # fmt: skip
+    assert {m["MetricName"]: m["Value"] for m in client.describe(numbers)["FinalMetricDataList"]} == {"m": 3}
+    assert client.lines(kept) == ["lone ?", "kept"]
+    for name in names.values():
+        assert (jobs / name / "job.json.damaged").exists()
+
+
+def test_a_folder_in_the_index_s_place_goes_aside(home: Path) -> None:
+    client = Client(ensure_running(home))
+    client.put("a/a")
+    shut_down(home)
+    for name in ("index.sqlite-wal", "index.sqlite-shm"):
+        (home / "local/s3" / name).mkdir()
+    client = Client(ensure_running(home))
+    assert client.keys("") == ["a/a"]
+    shut_down(home)
+    (home / "local/s3/index.sqlite").unlink()
+    (home / "local/s3/index.sqlite").mkdir()
+    assert Client(ensure_running(home)).keys("") == []

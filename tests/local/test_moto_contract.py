@@ -100,9 +100,9 @@ def named(key: str) -> Any:
 
 
 def found_in_class(key: str) -> Any:
-    """What a class itself, not an object of it, has under the name."""
+    """What a class itself or one above it, not an object of it, has under the name."""
     owner, _, name = key.rpartition(".")
-    return vars(named(owner)).get(name)
+    return next((vars(kind)[name] for kind in named(owner).__mro__ if name in vars(kind)), None)
 
 
 def motos() -> dict[str, Any]:
