@@ -23,6 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SCHEME = "file://"
+LINE_BYTES = 256 << 10
 GRAPHS, GRAPHS_COMPLETE = "NEURON_COMPILE_CACHE_URL", "smtrain-complete.json"  # as config.schema has it
 
 
@@ -113,10 +114,11 @@ def run(command: list[str], log: Path, environment: dict[str, str], told: Path) 
         process.send_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, stop)
-    assert process.stdout
+    output = process.stdout
+    assert output
     lost, why = 0, ""
     with open(log, "ab", buffering=0) as out:
-        for line in process.stdout:
+        for line in iter(lambda: output.readline(LINE_BYTES), b""):  # a longer one goes on in the next entry
             stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
             entry = stamp + b" " + line.rstrip(b"\r\n") + b"\n"
             if lost:

@@ -26,10 +26,11 @@ from smtrain.text import Say, say
 _Some = TypeVar("_Some")
 _LAST_LINES = 200  # of a job's log: the totals of a stage are among its last
 # The queue first: what has ended since then has written its end before it left.
-_ROW = """for f in nodes/*/output/failure; do [ -e "$f" ] && break; done
-  if [ -e "$f" ]; then head -c 1024 "$f"
+# NUL is what stands between the parts of an answer; a pipe would be waited for, and a line may be of any length.
+_ROW = """for f in nodes/*/output/failure; do [ -f "$f" ] && break; done
+  { if [ -f "$f" ]; then head -c 1024 "$f"
   elif [ -s logs/algo-1.log ]; then tail -n 1 logs/algo-1.log | cut -d' ' -f2-
-  else tail -n 2 slurm.out 2>/dev/null | tr '\\n' ' '; fi"""
+  else tail -n 2 slurm.out 2>/dev/null | tr '\\n' ' '; fi; } 2>/dev/null | head -c 4096 | tr -d '\\0'"""
 _LOOK = f"""
 queue=$(squeue -h -t all -o '{QUEUE}' ${{3:+-n "$3"}} 2>/dev/null) || queue=unreachable
 printf '%s\\0' "$queue"
