@@ -14,11 +14,12 @@ from typing import Any
 from botocore.config import Config
 
 from smtrain.aws.local_plane import ACCOUNT, REGION, Endpoint, state_folder
+from smtrain.aws.local_written import set_aside
 from smtrain.local import pools, ports, processes, room
 from smtrain.local.attempt import FAULT, SPOT
 from smtrain.local.capacity import Capacity
 from smtrain.local.containers import settings
-from smtrain.local.files import make_folder, remove, set_aside
+from smtrain.local.files import make_folder, remove
 from smtrain.local.hosts import default_environment
 from smtrain.local.jobrun import JobRun
 from smtrain.local.jobs import JobRecord
@@ -70,7 +71,7 @@ class Executor:
                     job.finish("Failed", reason=RESTARTED)
             except Exception as error:  # whatever its record makes of it, the other jobs are brought back
                 with contextlib.suppress(OSError):
-                    set_aside(folder / "job.json", repr(error)[:200])
+                    set_aside(folder / "job.json", f"is damaged ({error!r:.200})")
                 continue
             replay(job)
             self.jobs[job.name] = job

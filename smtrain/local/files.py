@@ -8,11 +8,12 @@ import os
 import shutil
 import stat
 import subprocess
-import time
 from pathlib import Path
 from typing import BinaryIO
 
 from boto3.s3.transfer import TransferConfig
+
+from smtrain.aws.local_written import set_aside
 
 # Server and transfers share this machine: more parts at once are no faster and each is held in memory several times.
 TRANSFER = TransferConfig(max_concurrency=4)
@@ -64,18 +65,9 @@ def remove(path: Path) -> None:
         print(f"warning: {path} could not be removed; it stays on the disk", flush=True)
 
 
-def set_aside(path: Path, why: object) -> None:
-    """Rename what cannot be used, so that something else can take its place, and say it."""
-    aside = path.with_name(f"{path.name}.damaged")
-    if os.path.lexists(aside):
-        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-    path.rename(aside)
-    print(f"warning: {path} is damaged ({why}); set aside as {aside.name}", flush=True)
-
-
 def make_folder(path: Path) -> Path:
     """A folder that is there from now on; what else lies in its place is set aside."""
     if os.path.lexists(path) and not path.is_dir():
-        set_aside(path, "it is no folder")
+        set_aside(path, "is not a folder")
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import sqlite3
 import threading
 import time
@@ -14,10 +13,10 @@ from typing import Any
 from moto.s3 import models
 
 from smtrain.aws.local_plane import ACCOUNT
+from smtrain.aws.local_written import make_way
 from smtrain.disk import disk_number
 from smtrain.local import room
 from smtrain.local.blobs import BlobFolder
-from smtrain.local.files import set_aside
 
 # What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
 KEPT = (
@@ -107,8 +106,7 @@ def opened(folder: Path) -> ObjectIndex:
     """The index of this folder; one that SQLite cannot read is set aside together with all bodies, and said."""
     path = folder / "index.sqlite"
     for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-        if os.path.lexists(file) and not file.is_file():
-            set_aside(file, "it is no file")
+        make_way(file)
     try:
         found = room.insist(lambda: ObjectIndex(path))
         fault = found.db.execute("PRAGMA quick_check").fetchone()[0].decode(errors="replace")

@@ -54,7 +54,7 @@ def test_records_and_lines_are_set_aside_and_named(home: Path, capfd: pytest.Cap
     told = capfd.readouterr().err
     for name in damaged:
         assert f"smtrain: warning: {jobs / name / 'job.json'} is damaged" in told
-        assert (jobs / name / "job.json.damaged").exists()
+        assert (jobs / name / "job.json.damaged-1").exists()
     assert [f"line {n} of {log} is damaged" in told for n in (1, 2, 3, 4, 5, 6)] == [False, *[True] * 4, False]
     assert "s3://smtrain-local/robbed/b cannot be brought back" in told
     assert "s3://smtrain-local/spoilt/c cannot be brought back" in told
@@ -156,7 +156,7 @@ def test_a_state_that_no_job_can_have_goes_aside_alone(home: Path) -> None:
     assert {m["MetricName"]: m["Value"] for m in client.describe(numbers)["FinalMetricDataList"]} == {"m": 3}
     assert client.lines(kept) == ["lone ?", "kept"]
     for name in names.values():
-        assert (jobs / name / "job.json.damaged").exists()
+        assert (jobs / name / "job.json.damaged-1").exists()
 
 
 def test_a_folder_in_the_index_s_place_goes_aside(home: Path) -> None:

@@ -48,8 +48,8 @@ def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path)
 def test_what_is_no_folder_goes_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "jobs").write_text("no folder")
     assert make_folder(tmp_path / "jobs").is_dir()
-    assert (tmp_path / "jobs.damaged").read_text() == "no folder"
-    assert "set aside as jobs.damaged" in capsys.readouterr().out
+    assert (tmp_path / "jobs.damaged-1").read_text() == "no folder"
+    assert "set aside as jobs.damaged-1" in capsys.readouterr().err
 
 
 @given(st.lists(st.sampled_from(["a", "..", ".", "", "b c"]), min_size=1).map("/".join))

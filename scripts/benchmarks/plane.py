@@ -1,0 +1,125 @@
+"""Memory of the local control plane, resident, over many small jobs and over one of much output, and how quickly it
+answers meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from smtrain.aws.local_plane import Endpoint, ensure_running, shut_down
+
+SMALL = "for n in $(seq 100); do echo step=$n loss=0.$n; done; echo model > /opt/ml/model/weights"
+LINE = "f'step={n} loss={1 / (n + 1):.6f} ' + 'x' * 70 + '\\n'"
+FLOOD = f"import sys; any(sys.stdout.write({LINE}) is None for n in range(LINES))"
+
+
+def main() -> None:
+    """Run the jobs and print what the plane's memory was after each part, and its peak."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--jobs", type=int, default=300)
+    parser.add_argument("--megabytes", type=int, default=1000, help="of output of the one job")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["SMTRAIN_HOME"] = home
+        try:
+            told = measure(ensure_running(), options)
+        finally:
+            shut_down()
+    print(json.dumps(told) if options.json else "\n".join(f"{name:24} {value}" for name, value in told.items()))
+
+
+def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
+    """MB of the plane after a third, two thirds and all of the small jobs, then while the large one writes."""
+    client = endpoint.session().client("sagemaker")
+    run(client, endpoint, "first", ["bash", "-c", SMALL])
+    told: dict[str, Any] = {"start_mb": resident(endpoint.pid)}
+    for n in range(options.jobs):
+        run(client, endpoint, f"small-{n}", ["bash", "-c", SMALL])
+        if (n + 1) % max(1, options.jobs // 3) == 0:
+            told[f"after_{n + 1}_jobs_mb"] = resident(endpoint.pid)
+    peak, slowest, ended = Peak(endpoint.pid), 0.0, threading.Event()
+    began = time.monotonic()
+    with peak:
+        program = FLOOD.replace("LINES", str(options.megabytes * 10_000))
+        thread = threading.Thread(target=lambda: told_of(ended, client, endpoint, program))
+        thread.start()
+        mine = endpoint.session().client("sagemaker")
+        while not ended.wait(0.5):
+            asked = time.monotonic()
+            mine.list_training_jobs(MaxResults=1)
+            slowest = max(slowest, time.monotonic() - asked)
+        thread.join()
+    told["flood_seconds"] = round(time.monotonic() - began, 1)
+    told["flood_peak_mb"], told["after_flood_mb"] = peak.megabytes, resident(endpoint.pid)
+    told["slowest_answer_s"] = round(slowest, 3)
+    grown = told[f"after_{options.jobs}_jobs_mb"] - told["start_mb"]
+    told["growth_per_job_kb"] = round(grown * 1000 / options.jobs, 1)
+    return told
+
+
+def told_of(ended: threading.Event, client: Any, endpoint: Endpoint, program: str) -> None:
+    """Run the one large job, and say when it has ended however that was."""
+    try:
+        run(client, endpoint, "flood", [sys.executable, "-c", program])
+    finally:
+        ended.set()
+
+
+def run(client: Any, endpoint: Endpoint, name: str, command: list[str]) -> None:
+    """Run one job to its end."""
+    pieces = [command[2][i : i + 200] for i in range(0, len(command[2]), 200)]
+    entry = [command[0], "-c", 'eval "$(IFS=; echo "$*")"', "bash", *pieces] if command[0] == "bash" else None
+    entry = entry or [command[0], "-c", "import sys; exec(''.join(sys.argv[1:]))", *pieces]
+    client.create_training_job(
+        TrainingJobName=name,
+        RoleArn=endpoint.role,
+        AlgorithmSpecification={
+            "TrainingImage": "image", "TrainingInputMode": "File", "ContainerEntrypoint": entry[:1],
+            "ContainerArguments": entry[1:], "MetricDefinitions": [{"Name": "loss", "Regex": r"loss=(\S+)"}],
+        },
+        OutputDataConfig={"S3OutputPath": f"s3://{endpoint.bucket}/out"},
+        ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        StoppingCondition={"MaxRuntimeInSeconds": 3600},
+    )  # fmt: skip
+    while (job := client.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] == "InProgress":
+        time.sleep(0.05)
+    assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
+
+
+def resident(pid: int) -> int:
+    """MB of a process that are in memory."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1_000_000
+
+
+class Peak:
+    """The most that a process has in memory while this is open, looked at ten times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.megabytes = pid, 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.1):
+            self.megabytes = max(self.megabytes, resident(self.pid))
+
+
+if __name__ == "__main__":
+    main()
