@@ -1,0 +1,654 @@
+"""Random jobs that do odd but legal things in their sandboxes: does the local control plane survive them?
+
+    scripts/bench hostile [--jobs 500] [--seed 0] [--json]
+    scripts/bench hostile --seed 17 --jobs 1           # one job again
+    scripts/bench hostile --show --seed 17 --jobs 1    # what it does
+    scripts/bench hostile --without backtracking,bomb  # leave out families of steps
+
+Each seed is a job of `tests/local/hostile_job.py`: odd file names, links, fifos, sparse files, deep trees, floods,
+metric lines, daemons, a stop or a limit. Several run at once, with a neighbour that behaves well. Then:
+
+  end         the job has ended in time, with a status and a reason that fit what it did
+  files       its good checkpoint, model and output are in S3 byte for byte, and no file from outside /opt/ml
+  log         its log has every mark in order; its last good metric is known
+  neighbour   it Completed with its whole log, metrics, model and checkpoint
+  plane       DescribeTrainingJob answered within a second (times the load of a machine that is busy with other work)
+  restart     after each 25 jobs the plane is killed and has all jobs when it is back; every other time amid jobs
+  clean       `smtrain local clean --all` leaves no job, object, folder or process
+
+Prints each fault with its seed; a plane that stands still or does not start is replaced by a new one, and the jobs that
+ran then are tried one by one. The status is 1 if there was a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from smtrain.aws.local_plane import BUCKET, ROLE  # noqa: E402
+from smtrain.facts.sagemaker import ENDED, LOG_GROUP  # noqa: E402
+from tests.local import hostile_job as hostile  # noqa: E402
+from tests.local.hostile_job import Plan, plan_of  # noqa: E402
+from tests.local.planes import NoStartError, Server, causes, scratch, traces  # noqa: E402
+
+BLOCK = 25
+RESTARTED = "the local control plane was restarted"
+PATIENCE = 60.0  # seconds that a job may take; more on a busy machine
+SPACE = ("disk", "space", "No space", "full")
+OUTSIDE = hashlib.sha256(Path("/etc/passwd").read_bytes()).hexdigest()
+
+
+def busy() -> float:
+    """How many times slower this machine is than an idle one."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+@dataclass
+class Fault:
+    """Something that is not as promised."""
+
+    seed: int
+    kind: str
+    text: str
+    plan: str = ""
+
+
+@dataclass
+class Totals:
+    """What all homes together came to."""
+
+    jobs: int = 0
+    neighbours: int = 0
+    restarts: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    answers: list[float] = field(default_factory=list)
+    ends: Counter[str] = field(default_factory=Counter)
+    causes: dict[str, str] = field(default_factory=dict)
+    memory_mib: list[float] = field(default_factory=list)
+
+
+class LostError(Exception):
+    """The plane stands still or is gone."""
+
+
+class Home:
+    """One home: a plane, jobs on it, and what is known of them."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace, totals: Totals) -> None:
+        self.options, self.totals = options, totals
+        self.server = Server(folder / "home", *(["--no-namespaces"] if options.no_namespaces else []))
+        self.lock = threading.Lock()
+        self.lost = threading.Event()
+        self.tainted = False
+        """A fault left something behind, so that further checks of this home would tell the same fault again."""
+        self.kills: list[tuple[float, float]] = []
+        """(from, to): when the plane was away."""
+        self.running: dict[str, Plan | None] = {}
+        self.filled: set[str] = set()
+        self.ended: dict[str, str] = {}
+        self._connect(self.server.start())
+        code = (ROOT / "tests/local/hostile_job.py").read_bytes()
+        self.s3.put_object(Bucket=BUCKET, Key="code/hostile_job.py", Body=code)
+
+    def _connect(self, _: Any) -> None:
+        self.sagemaker, self.s3, self.logs, self.cloudwatch = self.server.clients(
+            "sagemaker", "s3", "logs", "cloudwatch"
+        )
+
+    def fault(self, seed: int, kind: str, text: str, plan: Plan | None = None) -> None:
+        with self.lock:
+            self.totals.faults.append(Fault(seed, kind, text, plan.text() if plan else ""))
+        print(f"seed {seed}: {kind}: {text[:600]}", file=sys.stderr, flush=True)
+        if plan:
+            print(f"    {plan.text()[:600]}", file=sys.stderr, flush=True)
+
+    # Calls
+
+    def call(self, made: Callable[[], Any]) -> Any:
+        """A call; one that meets a plane that was killed is made again when it is back. Raises `LostError`."""
+        from botocore.exceptions import ClientError, HTTPClientError
+
+        until = time.monotonic() + 30 * busy()
+        while True:
+            try:
+                return made()
+            except ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500 or time.monotonic() > until:
+                    raise
+            except HTTPClientError as error:
+                if self.lost.is_set() or time.monotonic() > until:
+                    raise LostError(repr(error)) from None
+            time.sleep(0.2)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        told: dict[str, Any] = self.call(lambda: self.sagemaker.describe_training_job(TrainingJobName=name))
+        return told
+
+    def create(self, name: str, arguments: list[str], metrics: list[tuple[str, str]], plan: Plan | None) -> None:
+        source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/code", "S3DataDistributionType": "FullyReplicated"}
+        request = {
+            "TrainingJobName": name,
+            "RoleArn": ROLE,
+            "AlgorithmSpecification": {
+                "TrainingImage": "image",
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["python3"],
+                "ContainerArguments": ["-I", "-S", "../input/data/code/hostile_job.py", *arguments],
+                "MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in metrics],
+            },
+            "InputDataConfig": [{"ChannelName": "code", "DataSource": {"S3DataSource": source}}],
+            "OutputDataConfig": {
+                "S3OutputPath": f"s3://{BUCKET}/out",
+                "CompressionType": "GZIP" if plan and plan.archive else "NONE",
+            },
+            "CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"},
+            "ResourceConfig": {
+                "InstanceType": "ml.m5.large", "InstanceCount": plan.hosts if plan else 1, "VolumeSizeInGB": 1,
+            },
+            "StoppingCondition": {"MaxRuntimeInSeconds": plan.limit if plan else 120},
+        }  # fmt: skip
+        with self.lock:
+            self.running[name] = plan
+            if plan and "huge" in plan.families:
+                self.filled.update(self.running)
+        self.call(lambda: self.sagemaker.create_training_job(**request))
+
+    def wait(self, name: str, seconds: float) -> dict[str, Any] | None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            job = self.describe(name)
+            if job["TrainingJobStatus"] in ENDED:
+                return job
+            time.sleep(0.15)
+        return None
+
+    def lines(self, name: str) -> list[str]:
+        """The whole log of the first host."""
+        streams = self.call(
+            lambda: self.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/algo-1-")
+        )["logStreams"]
+        found: list[str] = []
+        for stream in streams:
+            token: dict[str, str] = {}
+            while True:
+                asked = {"logGroupName": LOG_GROUP, "logStreamName": stream["logStreamName"], **token}
+                page = self.call(lambda asked=asked: self.logs.get_log_events(startFromHead=True, **asked))
+                found += [event["message"] for event in page["events"]]
+                if token.get("nextToken") == page["nextForwardToken"]:
+                    break
+                token = {"nextToken": page["nextForwardToken"]}
+        return found
+
+    def objects(self, prefix: str) -> dict[str, int]:
+        found, token = {}, None
+        while True:
+            more = {"ContinuationToken": token} if token else {}
+            page = self.call(lambda more=more: self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix, **more))
+            found.update({item["Key"]: item["Size"] for item in page.get("Contents", [])})
+            token = page.get("NextContinuationToken")
+            if not token:
+                return found
+
+    def body(self, key: str) -> bytes:
+        return bytes(self.call(lambda: self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()))
+
+    def killed_during(self, began: float) -> bool:
+        return any(end >= began for _, end in self.kills)
+
+    # Jobs
+
+    def run(self, seed: int) -> None:
+        """One hostile job from its creation to the checks."""
+        plan = plan_of(seed, self.options.only)
+        plan.steps = [step for step in plan.steps if step[0] not in self.options.without]
+        name, began = f"hostile-{seed}-{time.time_ns() % 10**6}", time.time()
+        arguments = [str(seed), name, *(sorted(plan.families) or ["none"])]
+        try:
+            self.create(name, arguments, plan.metrics, plan)
+            if plan.stop is not None:
+                time.sleep(plan.stop)
+                with contextlib.suppress(self.sagemaker.exceptions.ClientError):
+                    self.call(lambda: self.sagemaker.stop_training_job(TrainingJobName=name))
+            patience = (PATIENCE + (240 if "huge" in plan.families else 0)) * busy()
+            job = self.wait(name, patience)
+            if job is None:
+                self.tainted = True
+                before = self.describe(name)
+                self.fault(seed, "never ends", f"{before['SecondaryStatus']} after {patience:.0f} s", plan)
+                with contextlib.suppress(self.sagemaker.exceptions.ClientError):
+                    self.call(lambda: self.sagemaker.stop_training_job(TrainingJobName=name))
+                if self.wait(name, 20 * busy()) is None:
+                    self.fault(seed, "Stop has no effect", self.describe(name)["SecondaryStatus"], plan)
+                return
+            self.judge(seed, name, plan, job, began)
+        finally:
+            with self.lock:
+                self.running.pop(name, None)
+                self.totals.jobs += 1
+
+    def judge(self, seed: int, name: str, plan: Plan, job: dict[str, Any], began: float) -> None:
+        """Compare a job that has ended with its plan."""
+        status, reason = job["TrainingJobStatus"], job.get("FailureReason", "")
+        with self.lock:
+            self.totals.ends[status] += 1
+            self.ended[name] = status
+
+        def fault(kind: str, text: str) -> None:
+            self.fault(seed, kind, text, plan)
+
+        restarted = RESTARTED in reason and self.killed_during(began)
+        if not restarted and (told := _end_fault(plan, job)):
+            fault("end", f"{told}: {status}, {job['SecondaryStatus']}, {reason!r}")
+        if "root:x:" in reason:
+            fault("leak", f"FailureReason has a file from outside: {reason[:100]!r}")
+        lines = self.lines(name)
+        ours = [line for line in lines if line in set(hostile.marks_of(plan))]
+        marks = hostile.marks_of(plan)
+        # A stop, a limit or a kill may come before the end; what was said until then is still in order.
+        cut = restarted or plan.end[0] == "sleep"
+        if ours != marks[: len(ours)] or (len(ours) < len(marks) and not cut):
+            fault("log", f"{len(ours)} of {len(marks)} marks, after {len(lines)} lines; the last: {lines[-1:]!r:.200}")
+        wrote = marks[0] in lines
+        final = {point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])}
+        said = [mark for mark in ours if "good=" in mark]
+        if said and not restarted and "backtracking" not in plan.families:
+            wanted = float(said[-1].rpartition("=")[2])
+            if final.get("good") != wanted:
+                fault("metric", f"the last good value is {wanted}, described is {final}")
+        if wrote and not restarted:
+            self._files(name, plan, lines, fault)
+        self._leftovers(name, fault)
+
+    def _files(self, name: str, plan: Plan, lines: list[str], fault: Callable[[str, str], None]) -> None:
+        """Good files are there byte for byte; of others that S3 can hold none is missing; none is from outside."""
+        full = name in self.filled or "huge" in plan.families
+        bases = {"checkpoints": f"checkpoints/{name}/", "model": f"out/{name}/output/model/"}
+        bases["output/data"] = f"out/{name}/output/data/"
+        there = {**self.objects(f"checkpoints/{name}/"), **self.objects(f"out/{name}/")}
+        moved = {args["folder"] for family, args in plan.steps if family == "replaced"}
+        moved |= {"output/data"} if "output" in moved else set()
+        packed = {"model": "model.tar.gz", "output/data": "output.tar.gz"} if plan.archive else {}
+        found: dict[str, dict[str, bytes]] = {}
+        for folder, archive in packed.items():
+            key = f"out/{name}/output/{archive}"
+            if key in there:
+                found[folder] = _unpacked(self.body(key))
+        wanted = {path: body for path, body in hostile.good_files(plan.seed).items()}
+        for family, args in plan.steps:
+            if family in ("names", "odd") and args["folder"] in hostile.UPLOADED:
+                for i in args["which"]:
+                    path = f"{args['folder']}/names/{hostile.FINE[i]}"
+                    wanted[path] = hostile.content(0, hostile.FINE[i], 50)
+        for path, body in wanted.items():
+            folder = next(folder for folder in hostile.UPLOADED if path.startswith(folder + "/"))
+            if folder in moved or (full and folder != "checkpoints"):
+                continue
+            rest = path.removeprefix(folder + "/")
+            key = bases[folder] + rest
+            if folder in packed:
+                got = found.get(folder, {}).get(rest)
+            else:
+                got = self.body(key) if key in there else None
+            if got != body:
+                how = "is not in S3" if got is None else f"has {len(got)} bytes that differ"
+                told = [line for line in lines if line.startswith("smtrain:")]
+                fault("files", f"{path!r} {how}; {len(there)} objects; the log says {told[-2:]!r:.300}")
+                break
+        outside = [key for key in there if key.rpartition("/")[2] in ("passwd", "shadow", "environ", "hostname")]
+        outside += [f"{a}/{n}" for a, files in found.items() for n in files if n.rpartition("/")[2] == "shadow"]
+        for key in outside[:3]:
+            if key in there and hashlib.sha256(self.body(key)).hexdigest() != OUTSIDE and key.endswith("passwd"):
+                continue  # a file of the job's own
+            fault("leak", f"{key} is in S3")
+
+    def _leftovers(self, name: str, fault: Callable[[str, str], None]) -> None:
+        folder, until = self.server.state / "jobs" / name / "hosts", time.monotonic() + 15 * busy()
+        while (there := folder.exists() or traces(f"{name}/hosts") or traces(name)) and time.monotonic() < until:
+            time.sleep(0.1)
+        if there:
+            left = traces(name)
+            fault("leftovers", f"processes {left[:3]}" if left else f"{folder.relative_to(self.server.state)} is there")
+            self.tainted = True
+
+    def neighbour(self, number: int) -> None:
+        """One job that behaves well."""
+        name, began = f"neighbour-{number}", time.time()
+        with self.lock:
+            beside = [plan for plan in self.running.values() if plan]
+        metrics = [("good", r"good=([0-9]+)"), ("loss", r"loss=(\S+)")]
+        try:
+            self.create(name, ["neighbour", name], metrics, None)
+            job = self.wait(name, PATIENCE * busy())
+        finally:
+            with self.lock:
+                full = name in self.filled or any(p and "huge" in p.families for p in self.running.values())
+                beside += [plan for plan in self.running.values() if plan]
+                self.running.pop(name, None)
+                self.totals.neighbours += 1
+        seeds = sorted({plan.seed for plan in beside})
+
+        def fault(text: str) -> None:
+            self.fault(seeds[0] if seeds else -1, "neighbour", f"{text}; next to seeds {seeds}")
+
+        if job is None:
+            return fault(f"{name} never ended: {self.describe(name)['SecondaryStatus']}")
+        self.ended[name] = job["TrainingJobStatus"]
+        reason = job.get("FailureReason", "")
+        if (RESTARTED in reason and self.killed_during(began)) or (full and any(word in reason for word in SPACE)):
+            return None
+        if job["TrainingJobStatus"] != "Completed":
+            return fault(f"{job['TrainingJobStatus']} {reason!r}")
+        if (lines := self.lines(name)) != hostile.neighbour_lines():
+            fault(f"{len(lines)} of {hostile.LINES} lines")
+        final = {point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])}
+        # The service keeps metrics in single precision; ours are as they were printed.
+        if final != {"good": hostile.LINES - 1, "loss": float(f"{1 / hostile.LINES:.6f}")}:
+            fault(f"metrics {final}")
+        for path, body in hostile.good_files(name).items():
+            folder, _, rest = path.partition("/")
+            key = f"checkpoints/{name}/{rest}" if folder == "checkpoints" else f"out/{name}/output/{path}"
+            key = key.replace("output/output/", "output/")
+            if self.body(key) != body:
+                fault(f"{key} differs")
+        return None
+
+    def ping(self, until: threading.Event) -> None:
+        """Ask again and again how long an answer takes."""
+        (client,) = self.server.clients("sagemaker")
+        while not until.wait(0.2):
+            with self.lock:
+                names = list(self.running) or list(self.ended)
+            if not names:
+                continue
+            began, wall = time.monotonic(), time.time()
+            with contextlib.suppress(Exception):
+                try:
+                    client.describe_training_job(TrainingJobName=names[0])
+                except client.exceptions.ClientError:
+                    continue
+            took = time.monotonic() - began
+            if self.killed_during(wall) or any(start <= wall <= end for start, end in self.kills):
+                continue
+            self.totals.answers.append(took)
+            if took > 1.0 * busy():
+                with self.lock:
+                    seeds = [plan.seed for plan in self.running.values() if plan]
+                self.fault(seeds[0] if seeds else -1, "slow answer", f"DescribeTrainingJob took {took:.1f} s; {seeds}")
+                if took > 15 * busy():
+                    self.lost.set()
+
+    def block(self, seeds: list[int], chance: random.Random, at_once: int) -> list[int]:
+        """Run these seeds, kill the plane, compare; gives the seeds that ran when the plane was lost."""
+        left: queue.Queue[int] = queue.Queue()
+        for seed in seeds:
+            left.put(seed)
+        done, suspects = threading.Event(), set[int]()
+        errors: list[BaseException] = []
+
+        def worker() -> None:
+            while not self.lost.is_set():
+                try:
+                    seed = left.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    self.run(seed)
+                except LostError as error:
+                    suspects.add(seed)
+                    self.lost.set()
+                    errors.append(error)
+                except Exception as error:
+                    self.fault(seed, "call", repr(error), plan_of(seed, self.options.only))
+
+        def neighbours() -> None:
+            while not done.is_set() and not self.lost.is_set():
+                try:
+                    self.neighbour(time.time_ns())
+                except LostError:
+                    self.lost.set()
+                except Exception as error:
+                    self.fault(-1, "neighbour", repr(error))
+
+        threads = [threading.Thread(target=worker, daemon=True) for _ in range(at_once)]
+        others = [threading.Thread(target=neighbours, daemon=True)]
+        others += [threading.Thread(target=self.ping, args=(done,), daemon=True)]
+        for thread in [*threads, *others]:
+            thread.start()
+        if at_once > 1 and chance.random() < 0.5:
+            half = len(seeds) // 2
+            while left.qsize() > half and not self.lost.is_set():
+                time.sleep(0.1)
+            time.sleep(chance.random())
+            if not self.lost.is_set():
+                self.restart(seeds)
+        for thread in threads:
+            thread.join()
+        done.set()
+        for thread in others:
+            thread.join()
+        with self.lock:
+            suspects |= {plan.seed for plan in self.running.values() if plan}
+        if not self.lost.is_set():
+            self.restart(seeds)
+        elif at_once == 1:
+            self.fault(seeds[0], "plane lost", repr(errors[:1]), plan_of(seeds[0], self.options.only))
+            return []
+        rest = list(left.queue)
+        return sorted(suspects) + rest if self.lost.is_set() else []
+
+    def restart(self, seeds: list[int]) -> None:
+        """kill -9, start, and compare the jobs that had ended."""
+        began = time.time()
+        self.kills.append((began, float("inf")))
+        self._note()
+        with self.lock:
+            before = dict(self.ended)
+        self.server.kill()
+        try:
+            self._connect(self.server.start(60 * busy()))
+        except NoStartError as error:
+            self.lost.set()
+            self.fault(seeds[0], "no start", f"among seeds {seeds}: {error}")
+            return
+        finally:
+            self.kills[-1] = (began, time.time())
+        self.totals.restarts += 1
+        pages = self.call(
+            lambda: list(self.sagemaker.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100}))
+        )
+        after = {s["TrainingJobName"]: s["TrainingJobStatus"] for p in pages for s in p["TrainingJobSummaries"]}
+        for name, status in before.items():
+            if after.get(name) != status:
+                seed = int(name.split("-")[1]) if name.startswith("hostile") else -1
+                self.fault(seed, "restart", f"{name} was {status} and is {after.get(name)} after a restart")
+
+    def _note(self) -> None:
+        """Keep what the server log says and how much memory the plane has."""
+        self.totals.causes = {**causes(self.server.said()), **self.totals.causes}
+        with contextlib.suppress(OSError, AttributeError):
+            status = Path(f"/proc/{self.server.process.pid}/status").read_text()  # type: ignore[union-attr]
+            self.totals.memory_mib.append(int(status.partition("VmRSS:")[2].split()[0]) / 1024)
+
+    def end(self) -> None:
+        """Clean up as a user does, and see that nothing is left."""
+        self._note()
+        if self.lost.is_set() or self.tainted:
+            return
+        from smtrain.aws.local_server import server_environment
+
+        command = [sys.executable, "-m", "smtrain", "local", "clean", "--all", "--yes"]
+        environment = {**server_environment(), "SMTRAIN_HOME": str(self.server.home)}
+        cleaned = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        if cleaned.returncode:
+            self.fault(-1, "clean", f"status {cleaned.returncode}: {cleaned.stderr[-500:]}")
+        jobs = self.call(lambda: self.sagemaker.list_training_jobs(MaxResults=100))["TrainingJobSummaries"]
+        keys = list(self.objects(""))
+        folders = [path.name for path in (self.server.state / "jobs").iterdir()]
+        left = traces(str(self.server.state / "jobs"))
+        for what, found in (("jobs", jobs), ("objects", keys), ("folders", folders), ("processes", left)):
+            if found:
+                self.fault(-1, "clean", f"`smtrain local clean --all` leaves {len(found)} {what}: {found[:3]!r:.400}")
+
+
+def _end_fault(plan: Plan, job: dict[str, Any]) -> str | None:
+    """Why the end of a job does not fit its plan."""
+    status, secondary, reason = job["TrainingJobStatus"], job["SecondaryStatus"], job.get("FailureReason", "")
+    how, what = plan.end
+    if "ModelArtifacts" not in job:
+        return "DescribeTrainingJob has no ModelArtifacts"
+    if len(reason) > 1024:
+        return "a long FailureReason"
+    if how == "sleep":
+        if plan.stop is not None:
+            return None if (status, secondary) == ("Stopped", "Stopped") else "not stopped"
+        return None if (status, secondary) == ("Stopped", "MaxRuntimeExceeded") else "not at its limit"
+    if "huge" in plan.families and status == "Failed" and any(word in reason for word in SPACE):
+        return None
+    if what == 0:
+        return None if status == "Completed" and not reason else "a script that exits with 0"
+    import signal
+
+    codes = [what] if how == "exit" else [99, 128 + getattr(signal, what)]
+    if status != "Failed" or not reason.startswith("AlgorithmError: "):
+        return "a script that fails"
+    if not any(reason.endswith(f", exit code: {code}") for code in codes):
+        return f"exit code {codes}"
+    texts = [args["kind"] for family, args in plan.steps if family == "failure"]
+    moved = any(family == "replaced" for family, _ in plan.steps)
+    if texts[:1] == ["text"] and not moved and "hostile text" not in reason:
+        return "the text of /opt/ml/output/failure is missing"
+    return None
+
+
+def _unpacked(archive: bytes) -> dict[str, bytes]:
+    import io
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        files = [member for member in tar if member.isfile() and member.size < 1 << 20]
+        return {member.name: tar.extractfile(member).read() for member in files}  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def home(options: argparse.Namespace, totals: Totals) -> Iterator[Home]:
+    """A new home, on a file system of its own if that can be: a job may fill it."""
+    with scratch("2G") as folder:
+        made = Home(folder, options, totals)
+        try:
+            yield made
+            made.end()
+        finally:
+            made.lost.set()
+            made.server.kill()
+            for line in traces(str(made.server.home)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(line.split()[0]), 9)
+
+
+def fuzz(options: argparse.Namespace) -> Totals:
+    """All seeds, in blocks; a home goes on until it is lost or tainted."""
+    totals, chance = Totals(), random.Random(options.seed)
+    todo = list(range(options.seed, options.seed + options.jobs))
+    while todo:
+        with home(options, totals) as made:
+            while todo and not made.lost.is_set() and not made.tainted:
+                block, todo = todo[:BLOCK], todo[BLOCK:]
+                began = time.monotonic()
+                suspects = made.block(block, chance, options.at_once)
+                if made.lost.is_set():
+                    todo = [seed for seed in suspects if seed in block[-len(suspects) :] or True] + todo
+                    break
+                print(
+                    f"{totals.jobs} jobs, {len(totals.faults)} faults, {time.monotonic() - began:.0f} s for the block",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+        if made.lost.is_set():
+            todo = alone(options, totals, todo)
+    return totals
+
+
+def alone(options: argparse.Namespace, totals: Totals, todo: list[int]) -> list[int]:
+    """Try the first few, which ran when the plane was lost, one by one, each in a home of its own."""
+    for seed in todo[: options.at_once]:
+        with home(options, totals) as made:
+            made.block([seed], random.Random(seed), 1)
+    return todo[options.at_once :]
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--jobs", type=int, default=500, help="how many seeds")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--at-once", type=int, default=4, help="hostile jobs at the same time")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="A,B", help="these families")
+    parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="A,B", help="not these")
+    parser.add_argument("--no-namespaces", action="store_true", help="as on a kernel that has none")
+    parser.add_argument("--show", action="store_true", help="print the plans and run nothing")
+    options = parser.parse_args()
+    for family in {*options.only, *options.without} - hostile.FAMILIES.keys():
+        parser.error(f"no family {family!r}; there are {', '.join(hostile.FAMILIES)}")
+    if options.show:
+        for seed in range(options.seed, options.seed + options.jobs):
+            print(seed, plan_of(seed, options.only).text())
+        return
+    began = time.monotonic()
+    totals = fuzz(options)
+    report(totals, time.monotonic() - began, options.json)
+    sys.exit(1 if totals.faults else 0)
+
+
+def report(totals: Totals, seconds: float, as_json: bool) -> None:
+    """Print the figures, the faults by kind, and the tracebacks that the planes wrote to their logs."""
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for fault in totals.faults:
+        by_kind[fault.kind].append(fault.seed)
+    answers = sorted(totals.answers) or [0.0]
+    figures = {
+        "jobs": totals.jobs,
+        "neighbours": totals.neighbours,
+        "restarts": totals.restarts,
+        "seconds": round(seconds),
+        "faults": len(totals.faults),
+        "fault_seeds": {kind: sorted(set(seeds)) for kind, seeds in by_kind.items()},
+        "ends": dict(totals.ends),
+        "answer_s_median": round(statistics.median(answers), 3),
+        "answer_s_p99": round(answers[int(0.99 * (len(answers) - 1))], 3),
+        "answer_s_max": round(answers[-1], 3),
+        "plane_mib_first": round(totals.memory_mib[0]) if totals.memory_mib else None,
+        "plane_mib_last": round(totals.memory_mib[-1]) if totals.memory_mib else None,
+        "tracebacks": sorted(totals.causes),
+    }
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        if name != "tracebacks":
+            print(f"{name:18} {value}")
+    for cause, text in totals.causes.items():
+        print(f"\nserver.log: {cause}\n{text}")
+
+
+if __name__ == "__main__":
+    main()

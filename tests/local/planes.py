@@ -1,0 +1,144 @@
+"""Control planes for fuzzers: homes that can be removed whatever a job left in them, and servers that may not start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from botocore.config import Config
+
+from smtrain.aws.local_plane import Endpoint, running, state_folder
+from smtrain.aws.local_server import server_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 60.0
+SILENCE = 20.0
+"""Seconds until a call counts as not answered."""
+
+
+class NoStartError(Exception):
+    """A control plane did not start; the message is the end of its log."""
+
+
+@contextlib.contextmanager
+def scratch(limit: str = "") -> Iterator[Path]:
+    """A temporary folder, removed at the end with files that are immutable, locked or very deep.
+
+    With `limit` (`2G`) it is a tmpfs of this size, if this process may mount one: a job may fill it, not the disk.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="smtrain-fuzz-"))
+    mounted = bool(limit) and mount(folder, limit)
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows `yield` is done
+    try:
+        yield folder
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if not mounted:
+            wipe(folder)
+        else:
+            subprocess.run(["umount", "--lazy", folder], check=False)
+            folder.rmdir()
+
+
+def mount(folder: Path, limit: str) -> bool:
+    """Mount a tmpfs; False if this process may not."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={limit},mode=700", "smtrain-fuzz", folder]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def wipe(folder: Path) -> None:
+    """Remove a folder with all that a hostile job may have left in it."""
+    for command in (["chattr", "-R", "-i", "-a", folder], ["chmod", "-R", "u+rwX", folder], ["rm", "-rf", folder]):
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+class Server:
+    """One home and its server, which is started, killed and started again."""
+
+    def __init__(self, home: Path, *options: str, idle_exit: float = 900.0) -> None:
+        """It ends by itself after `idle_exit` seconds without a call, if its fuzzer was killed."""
+        self.home, self.options = home, (*options, "--idle-exit", str(idle_exit))
+        self.state = state_folder(home)
+        self.log = self.state / "server.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.endpoint: Endpoint
+
+    def start(self, seconds: float = START_SECONDS) -> Endpoint:
+        """Start it and wait until it answers. Raises `NoStartError`."""
+        self.state.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "smtrain.local.serve", "--home", str(self.home), "--grace", "1", *self.options]
+        # A mutation may have put a folder in the place of the log.
+        beside = self.home / "server.log" if self.log.is_dir() else self.log
+        self.log = beside
+        with open(beside, "ab") as log:
+            self.began = log.tell()
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=server_environment(), stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(Exception):  # endpoint.json may hold anything
+                endpoint = running(self.home)
+                if endpoint and endpoint.pid == self.process.pid:
+                    self.endpoint = endpoint
+                    return endpoint
+            time.sleep(0.05)
+        ended = self.process.poll()
+        how = f"it ended with status {ended}" if ended is not None else f"no answer within {seconds:.0f} s"
+        self.kill()
+        raise NoStartError(f"{how}\n{self.said()[-4000:]}")
+
+    def said(self) -> str:
+        """What it has written to its log since its start."""
+        with open(self.log, errors="replace") as log:
+            log.seek(self.began)
+            return log.read()
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+    def clients(self, *names: str) -> list[Any]:
+        """boto3 clients that try once and wait for `SILENCE` seconds."""
+        config = Config(connect_timeout=5, read_timeout=SILENCE, retries={"total_max_attempts": 1})
+        session = self.endpoint.session()
+        return [session.client(name, config=config) for name in names]
+
+
+def causes(log: str) -> dict[str, str]:
+    """The tracebacks of a server log: the last frame of ours and the error, each with one whole traceback."""
+    found: dict[str, str] = {}
+    pattern = r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)+\S.*"
+    for match in re.finditer(pattern, log):
+        text = match.group()
+        frames = re.findall(r'File "[^"]*?(smtrain/[^"]+)", line (\d+), in (\S+)', text)
+        last = text.rsplit("\n", 1)[1]
+        place = ":".join(frames[-1][:2]) + f" {frames[-1][2]}" if frames else "?"
+        found.setdefault(f"{place}: {re.sub(r'[0-9]{3,}|/tmp/[^ ]+', '#', last)[:150]}", text)  # noqa: S108
+    return found
+
+
+def traces(mark: str) -> list[str]:
+    """Processes of this machine whose command line or environment has `mark`."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                state = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                line = Path(f"/proc/{entry}/cmdline").read_bytes()
+                world = Path(f"/proc/{entry}/environ").read_bytes()
+                if state not in "ZX" and mark.encode() in line + b"\0" + world:
+                    found.append(f"{entry} {line.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+    return found
