@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -124,7 +125,7 @@ class Home:
 
     def call(self, made: Callable[[], Any]) -> Any:
         """A call; one that meets a plane that was killed is made again when it is back. Raises `LostError`."""
-        from botocore.exceptions import ClientError, HTTPClientError
+        from botocore.exceptions import BotoCoreError, ClientError
 
         until = time.monotonic() + 30 * busy()
         while True:
@@ -133,7 +134,7 @@ class Home:
             except ClientError as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] < 500 or time.monotonic() > until:
                     raise
-            except HTTPClientError as error:
+            except BotoCoreError as error:
                 if self.lost.is_set() or time.monotonic() > until:
                     raise LostError(repr(error)) from None
             time.sleep(0.2)
@@ -320,7 +321,7 @@ class Home:
             fault("leak", f"{key} is in S3")
 
     def _leftovers(self, name: str, fault: Callable[[str, str], None]) -> None:
-        folder, until = self.server.state / "jobs" / name / "hosts", time.monotonic() + 15 * busy()
+        folder, until = self.server.state / "jobs" / name / "hosts", time.monotonic() + 5 * min(busy(), 4)
         while (there := folder.exists() or traces(f"{name}/hosts") or traces(name)) and time.monotonic() < until:
             time.sleep(0.1)
         if there:
@@ -385,7 +386,7 @@ class Home:
                 except client.exceptions.ClientError:
                     continue
             took = time.monotonic() - began
-            if self.killed_during(wall) or any(start <= wall <= end for start, end in self.kills):
+            if self.lost.is_set() or self.killed_during(wall):
                 continue
             self.totals.answers.append(took)
             if took > 1.0 * busy():
@@ -426,6 +427,7 @@ class Home:
                     self.lost.set()
                 except Exception as error:
                     self.fault(-1, "neighbour", repr(error))
+                    time.sleep(1)
 
         threads = [threading.Thread(target=worker, daemon=True) for _ in range(at_once)]
         others = [threading.Thread(target=neighbours, daemon=True)]
@@ -463,7 +465,7 @@ class Home:
             before = dict(self.ended)
         self.server.kill()
         try:
-            self._connect(self.server.start(60 * busy()))
+            self._connect(self.server.start(60 * min(busy(), 2)))
         except NoStartError as error:
             self.lost.set()
             self.fault(seeds[0], "no start", f"among seeds {seeds}: {error}")
@@ -568,7 +570,10 @@ def home(options: argparse.Namespace, totals: Totals) -> Iterator[Home]:
 def fuzz(options: argparse.Namespace) -> Totals:
     """All seeds, in blocks; a home goes on until it is lost or tainted."""
     totals, chance = Totals(), random.Random(options.seed)
-    todo = list(range(options.seed, options.seed + options.jobs))
+    seeds = itertools.count(options.seed)
+    if options.only:  # else most jobs would do nothing
+        seeds = (seed for seed in seeds if plan_of(seed, options.only).steps)
+    todo = list(itertools.islice(seeds, options.jobs))
     while todo:
         with home(options, totals) as made:
             while todo and not made.lost.is_set() and not made.tainted:
@@ -576,7 +581,7 @@ def fuzz(options: argparse.Namespace) -> Totals:
                 began = time.monotonic()
                 suspects = made.block(block, chance, options.at_once)
                 if made.lost.is_set():
-                    todo = [seed for seed in suspects if seed in block[-len(suspects) :] or True] + todo
+                    todo = suspects + todo
                     break
                 print(
                     f"{totals.jobs} jobs, {len(totals.faults)} faults, {time.monotonic() - began:.0f} s for the block",

@@ -1,8 +1,14 @@
-"""Control planes for fuzzers: homes that can be removed whatever a job left in them, and servers that may not start."""
+"""Control planes for fuzzers: homes that can be removed whatever a job left in them, and servers that may not start.
+
+    python -m tests.local.planes
+
+is a process that has imported the server and forks one for each line of its input, which saves the seconds of imports.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -18,6 +24,7 @@ from botocore.config import Config
 
 from smtrain.aws.local_plane import Endpoint, running, state_folder
 from smtrain.aws.local_server import server_environment
+from smtrain.local.processes import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
@@ -62,29 +69,76 @@ def wipe(folder: Path) -> None:
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+class Forked:
+    """A server that `Forks` started, with those methods of Popen that `Server` needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return None if runs(self.pid) else -1
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.005)
+
+
+class Forks:
+    """A process that has imported the server, and forks."""
+
+    def __init__(self) -> None:
+        environment = {**server_environment(), "MOTO_DISABLE_GLOBAL_CORS": "true", "AWS_EC2_METADATA_DISABLED": "true"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.local.planes"], cwd=ROOT, env=environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def start(self, arguments: list[str], log: Path) -> Forked:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps([arguments, str(log)]) + "\n")
+        self._process.stdin.flush()
+        return Forked(int(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
 class Server:
     """One home and its server, which is started, killed and started again."""
 
-    def __init__(self, home: Path, *options: str, idle_exit: float = 900.0) -> None:
-        """It ends by itself after `idle_exit` seconds without a call, if its fuzzer was killed."""
-        self.home, self.options = home, (*options, "--idle-exit", str(idle_exit))
+    def __init__(self, home: Path, *options: str, forks: Forks | None = None) -> None:
+        """It ends by itself 15 minutes after the last call, if its fuzzer was killed."""
+        self.home, self.forks = home, forks
+        self.arguments = ["--home", str(home), "--grace", "1", "--idle-exit", "900", *options]
         self.state = state_folder(home)
         self.log = self.state / "server.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
+        self.began = 0
         self.endpoint: Endpoint
 
     def start(self, seconds: float = START_SECONDS) -> Endpoint:
         """Start it and wait until it answers. Raises `NoStartError`."""
         self.state.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "smtrain.local.serve", "--home", str(self.home), "--grace", "1", *self.options]
-        # A mutation may have put a folder in the place of the log.
-        beside = self.home / "server.log" if self.log.is_dir() else self.log
-        self.log = beside
-        with open(beside, "ab") as log:
-            self.began = log.tell()
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=server_environment(), stdout=log, stderr=log, start_new_session=True
-            )
+        if self.log.is_dir():  # a mutation has put a folder in the place of the log
+            self.log = self.home / "server.log"
+        self.began = self.log.stat().st_size if self.log.exists() else 0
+        if self.forks:
+            self.process = self.forks.start(self.arguments, self.log)
+        else:
+            command = [sys.executable, "-m", "smtrain.local.serve", *self.arguments]
+            with open(self.log, "ab") as log:
+                self.process = subprocess.Popen(
+                    command, cwd=ROOT, env=server_environment(), stdout=log, stderr=log, start_new_session=True
+                )
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(Exception):  # endpoint.json may hold anything
@@ -94,7 +148,7 @@ class Server:
                     return endpoint
             time.sleep(0.05)
         ended = self.process.poll()
-        how = f"it ended with status {ended}" if ended is not None else f"no answer within {seconds:.0f} s"
+        how = f"it ended (status {ended})" if ended is not None else f"no answer within {seconds:.0f} s"
         self.kill()
         raise NoStartError(f"{how}\n{self.said()[-4000:]}")
 
@@ -142,3 +196,37 @@ def traces(mark: str) -> list[str]:
                 if state not in "ZX" and mark.encode() in line + b"\0" + world:
                     found.append(f"{entry} {line.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
     return found
+
+
+def main() -> None:
+    """Fork a server for each line [arguments, log]; print its process id."""
+    import moto.iam.models
+    import moto.moto_server.werkzeug_app
+    import moto.s3.models
+    import moto.scheduler.models  # noqa: F401
+
+    from smtrain.local import api, executor, logs_api, quotas, schedules, serve, store  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets servers that have ended
+    for line in sys.stdin:
+        arguments, log = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (out, 1), (out, 2)):
+                os.dup2(source, target)
+            try:
+                serve.main(arguments)
+            except BaseException:
+                import traceback
+
+                os.write(2, traceback.format_exc().encode(errors="replace"))
+            os._exit(1)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

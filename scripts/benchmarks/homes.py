@@ -1,0 +1,75 @@
+"""A home of the local control plane with each of its files damaged, one at a time: does the plane start, and what is left?
+
+    scripts/bench homes [--count 100] [--seed 0] [--json]
+    scripts/bench homes --full                      # every file in every way: about ten minutes
+    scripts/bench homes --many --only job.json      # every variant of wrong types
+    scripts/bench homes --only 'index.sqlite:types:3'
+
+The home has eleven kinds of jobs. A file is cut to a half, emptied, filled with random bytes, replaced by a folder,
+written well formed with wrong types, removed, or gets foreign neighbours. Then the plane must start, and start again;
+name in server.log what it left out; have all other jobs with their logs, metrics and objects; and run a new job.
+Prints each fault with its mutation, `FILE:WAY[:VARIANT]`. The status is 1 if there was a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.local.homes import check, make, mutations  # noqa: E402
+from tests.local.planes import Forks, scratch  # noqa: E402
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--count", type=int, default=100, help="how many mutations, chosen by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--full", action="store_true", help="every file in every way")
+    parser.add_argument("--many", action="store_true", help="every variant of wrong types")
+    parser.add_argument("--only", default="", metavar="TEXT", help="mutations whose name has this text")
+    options = parser.parse_args()
+    began = time.monotonic()
+    faults: dict[str, list[str]] = {}
+    with scratch("1G") as folder:
+        forks = Forks()
+        try:
+            known = make(folder, forks)
+            todo = mutations(known, everything=options.full, many=options.many)
+            todo = [mutation for mutation in todo if options.only in str(mutation)]
+            if not (options.full or options.many or options.only):
+                todo = random.Random(options.seed).sample(todo, min(options.count, len(todo)))
+            elif len(todo) > options.count and "--count" in " ".join(sys.argv):
+                todo = random.Random(options.seed).sample(todo, options.count)
+            for number, mutation in enumerate(todo, 1):
+                if found := check(known, mutation, forks):
+                    faults[str(mutation)] = found
+                    for text in found[:3]:
+                        print(f"{mutation}: {text}", file=sys.stderr, flush=True)
+                if number % 50 == 0:
+                    print(f"{number} of {len(todo)}", file=sys.stderr, flush=True)
+        finally:
+            forks.close()
+    figures = {
+        "mutations": len(todo),
+        "seconds": round(time.monotonic() - began),
+        "failed_starts": sum("does not start" in text for found in faults.values() for text in found),
+        "faults": len(faults),
+        "by_way": dict(Counter(name.split(":")[1] for name in faults)),
+        "names": sorted(faults),
+    }
+    print(json.dumps(figures) if options.json else "\n".join(f"{k:14} {v}" for k, v in figures.items()))
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
