@@ -1,4 +1,4 @@
-"""A home of the local control plane with each of its files damaged, one at a time: does the plane start, and what is left?
+"""Damage each file of a home of the local control plane, one at a time: does it start, and what is left?
 
     scripts/bench homes [--count 100] [--seed 0] [--json]
     scripts/bench homes --full                      # every file in every way: about ten minutes

@@ -98,6 +98,7 @@ class Home:
         self.server = Server(folder / "home", *(["--no-namespaces"] if options.no_namespaces else []))
         self.lock = threading.Lock()
         self.lost = threading.Event()
+        self.unstartable = False
         self.tainted = False
         """A fault left something behind, so that further checks of this home would tell the same fault again."""
         self.kills: list[tuple[float, float]] = []
@@ -292,7 +293,7 @@ class Home:
             key = f"out/{name}/output/{archive}"
             if key in there:
                 found[folder] = _unpacked(self.body(key))
-        wanted = {path: body for path, body in hostile.good_files(plan.seed).items()}
+        wanted = hostile.good_files(plan.seed)
         for family, args in plan.steps:
             if family in ("names", "odd") and args["folder"] in hostile.UPLOADED:
                 for i in args["which"]:
@@ -304,10 +305,8 @@ class Home:
                 continue
             rest = path.removeprefix(folder + "/")
             key = bases[folder] + rest
-            if folder in packed:
-                got = found.get(folder, {}).get(rest)
-            else:
-                got = self.body(key) if key in there else None
+            plain = None if folder in packed or key not in there else self.body(key)
+            got = found.get(folder, {}).get(rest, plain)
             if got != body:
                 how = "is not in S3" if got is None else f"has {len(got)} bytes that differ"
                 told = [line for line in lines if line.startswith("smtrain:")]
@@ -373,31 +372,38 @@ class Home:
 
     def ping(self, until: threading.Event) -> None:
         """Ask again and again how long an answer takes."""
-        (client,) = self.server.clients("sagemaker")
+        (client,), silent = self.server.clients("sagemaker"), 0
         while not until.wait(0.2):
             with self.lock:
                 names = list(self.running) or list(self.ended)
             if not names:
                 continue
-            began, wall = time.monotonic(), time.time()
-            with contextlib.suppress(Exception):
-                try:
-                    client.describe_training_job(TrainingJobName=names[0])
-                except client.exceptions.ClientError:
-                    continue
+            began, wall, answered = time.monotonic(), time.time(), True
+            try:
+                client.describe_training_job(TrainingJobName=names[0])
+            except client.exceptions.ClientError:
+                continue  # the job is not made yet
+            except Exception:
+                answered = False
             took = time.monotonic() - began
             if self.lost.is_set() or self.killed_during(wall):
                 continue
             self.totals.answers.append(took)
+            silent = 0 if answered else silent + 1
             if took > 1.0 * busy():
                 with self.lock:
                     seeds = [plan.seed for plan in self.running.values() if plan]
-                self.fault(seeds[0] if seeds else -1, "slow answer", f"DescribeTrainingJob took {took:.1f} s; {seeds}")
-                if took > 15 * busy():
+                kind = "slow answer" if answered else "no answer"
+                if silent < 2:
+                    self.fault(seeds[0] if seeds else -1, kind, f"DescribeTrainingJob took {took:.1f} s; seeds {seeds}")
+                else:
                     self.lost.set()
 
-    def block(self, seeds: list[int], chance: random.Random, at_once: int) -> list[int]:
-        """Run these seeds, kill the plane, compare; gives the seeds that ran when the plane was lost."""
+    def block(self, seeds: list[int], chance: random.Random, at_once: int) -> tuple[list[int], list[int]]:
+        """Run these seeds, kill the plane, compare.
+
+        If the plane is lost: the seeds that may have done it, and those that have not run.
+        """
         left: queue.Queue[int] = queue.Queue()
         for seed in seeds:
             left.put(seed)
@@ -448,13 +454,15 @@ class Home:
             thread.join()
         with self.lock:
             suspects |= {plan.seed for plan in self.running.values() if plan}
-        if not self.lost.is_set():
-            self.restart(seeds)
-        elif at_once == 1:
-            self.fault(seeds[0], "plane lost", repr(errors[:1]), plan_of(seeds[0], self.options.only))
-            return []
         rest = list(left.queue)
-        return sorted(suspects) + rest if self.lost.is_set() else []
+        if self.lost.is_set():
+            if at_once == 1 and errors:
+                self.fault(seeds[0], "plane lost", repr(errors[0]), plan_of(seeds[0], self.options.only))
+        else:
+            self.restart(seeds)
+        # A plane that does not start again was damaged by any of those that ran since its last start.
+        started = [seed for seed in seeds if seed not in rest]
+        return (started if self.unstartable else sorted(suspects)), rest
 
     def restart(self, seeds: list[int]) -> None:
         """kill -9, start, and compare the jobs that had ended."""
@@ -468,13 +476,16 @@ class Home:
             self._connect(self.server.start(60 * min(busy(), 2)))
         except NoStartError as error:
             self.lost.set()
+            self.unstartable = True
             self.fault(seeds[0], "no start", f"among seeds {seeds}: {error}")
             return
         finally:
             self.kills[-1] = (began, time.time())
         self.totals.restarts += 1
         pages = self.call(
-            lambda: list(self.sagemaker.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100}))
+            lambda: list(
+                self.sagemaker.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100})
+            )
         )
         after = {s["TrainingJobName"]: s["TrainingJobStatus"] for p in pages for s in p["TrainingJobSummaries"]}
         for name, status in before.items():
@@ -575,29 +586,29 @@ def fuzz(options: argparse.Namespace) -> Totals:
         seeds = (seed for seed in seeds if plan_of(seed, options.only).steps)
     todo = list(itertools.islice(seeds, options.jobs))
     while todo:
+        suspects: list[int] = []
         with home(options, totals) as made:
             while todo and not made.lost.is_set() and not made.tainted:
                 block, todo = todo[:BLOCK], todo[BLOCK:]
                 began = time.monotonic()
-                suspects = made.block(block, chance, options.at_once)
-                if made.lost.is_set():
-                    todo = suspects + todo
-                    break
+                suspects, rest = made.block(block, chance, options.at_once)
+                todo = rest + todo
                 print(
                     f"{totals.jobs} jobs, {len(totals.faults)} faults, {time.monotonic() - began:.0f} s for the block",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
-        if made.lost.is_set():
-            todo = alone(options, totals, todo)
+        if made.lost.is_set() and options.jobs > 1:
+            alone(options, totals, suspects)
     return totals
 
 
-def alone(options: argparse.Namespace, totals: Totals, todo: list[int]) -> list[int]:
-    """Try the first few, which ran when the plane was lost, one by one, each in a home of its own."""
-    for seed in todo[: options.at_once]:
+def alone(options: argparse.Namespace, totals: Totals, suspects: list[int]) -> None:
+    """Try jobs that may have ended a plane one by one, each in a home of its own, until one does it again."""
+    for seed in suspects:
         with home(options, totals) as made:
             made.block([seed], random.Random(seed), 1)
-    return todo[options.at_once :]
+        if made.lost.is_set():
+            return
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
 
 from smtrain.aws.local_plane import BUCKET, REGION, ROLE
 from smtrain.errors import SmtrainError
@@ -78,7 +78,12 @@ class Calls:
         return Calls(*server.clients("sagemaker", "s3", "logs"))
 
     def create(self, name: str, command: str, **more: Any) -> None:
-        resources = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1, **more.pop("resources", {})}
+        resources = {
+            "InstanceType": "ml.m5.large",
+            "InstanceCount": 1,
+            "VolumeSizeInGB": 1,
+            **more.pop("resources", {}),
+        }
         request = {
             "TrainingJobName": name,
             "RoleArn": ROLE,
@@ -131,7 +136,7 @@ SCRIPTS = {
     "completed": "echo one; echo two; echo model > /opt/ml/model/m; echo data > /opt/ml/output/data/d",
     "failed": "echo about to fail; echo why > /opt/ml/output/failure; exit 3",
     "metrics": "for i in 1 2 3; do echo loss=$i.5; done",
-    "hosts": "echo $HOSTNAME",
+    "several": "echo $HOSTNAME",
     "pool": "echo warm; echo g > $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/graph",
     "checkpoints": "mkdir -p /opt/ml/checkpoints/1; echo c > /opt/ml/checkpoints/1/c; echo saved",
     "tagged": "echo tagged; cat /opt/ml/input/data/text/a.txt",
@@ -148,7 +153,7 @@ def _more(name: str) -> dict[str, Any]:
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/text"}
     return {
         "metrics": {"algorithm": {"MetricDefinitions": [{"Name": "loss", "Regex": r"loss=(\S+)"}]}},
-        "hosts": {"resources": {"InstanceCount": 2}},
+        "several": {"resources": {"InstanceCount": 2}},
         "pool": {"resources": {"KeepAlivePeriodInSeconds": 3600}},
         "checkpoints": checkpoints,
         "tagged": {
@@ -283,7 +288,8 @@ def _written(value: Any) -> str:
 
 
 SQL = (
-    "UPDATE objects SET record = 5", "UPDATE objects SET record = X'ff00'", "UPDATE objects SET record = CAST(X'ff' AS TEXT)",
+    "UPDATE objects SET record = 5", "UPDATE objects SET record = X'ff00'",
+    "UPDATE objects SET record = CAST(X'ff' AS TEXT)",
     "UPDATE objects SET key = CAST(X'ff' AS TEXT) WHERE rowid = 1", "UPDATE objects SET key = 5 WHERE rowid = 1",
     "UPDATE objects SET key = NULL WHERE rowid = 2", "UPDATE objects SET bucket = 7 WHERE rowid = 1",
     "UPDATE objects SET bucket = 'nowhere' WHERE rowid = 1", "UPDATE objects SET record = 'NESTED' WHERE rowid = 3",
@@ -462,7 +468,7 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
     def named(*words: str) -> bool:
         return any(word and "warning: " in line and word in line for line in log.splitlines() for word in words)
 
-    harmless = mutation.way == "foreign" or "/hosts/" in mutation.path
+    harmless = mutation.way == "foreign" or mutation.path.startswith(f"local/jobs/{RUNS}/hosts/")
     jobs = calls.jobs()
     for name, told in known.jobs.items():
         own = name == theirs and not harmless
@@ -496,9 +502,9 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
         if found != lines:
             faults.append(f"log {stream} had {lines} and has {found}")
     _look_at_objects(known, mutation, server, calls, named, faults)
-    if file in ("endpoint.json", "hosts.json") and mutation.way in ("random", "folder", "half") and not again:
-        if not named(file):
-            faults.append(f"server.log does not name {file}")
+    spoilt = file in ("endpoint.json", "hosts.json") and mutation.way in ("random", "folder", "half")
+    if spoilt and not again and not named(file):
+        faults.append(f"server.log does not name {file}")
     name = f"new-{time.time_ns()}"
     calls.create(name, "echo new; echo m > /opt/ml/model/m")
     if (job := calls.wait(name, _ended, 40.0))["TrainingJobStatus"] != "Completed":
@@ -515,7 +521,7 @@ def _look_at_objects(
     if BUCKET not in buckets or ("second" not in buckets and not loose):
         faults.append(f"buckets {sorted(buckets)}")
     hurt = known.where.get(file) if mutation.way != "foreign" else None
-    for bucket in sorted(buckets):
+    for bucket in sorted(buckets & {BUCKET, "second"}):
         calls.s3.list_objects_v2(Bucket=bucket)
         calls.s3.list_object_versions(Bucket=bucket)
     for (bucket, key), body in known.objects.items():
@@ -537,9 +543,10 @@ def _look_at_objects(
         # An object that the job ran with may have been written by no record; those of records must stay.
         if lost := set(known.where) - held:
             faults.append(f"{len(lost)} of {len(known.where)} bodies are deleted from the disk")
-    elif lost := {b for b in known.where if b != file} - {p.name for p in server.state.glob("s3*/blobs/*/*")}:
-        if not loose:
-            faults.append(f"{len(lost)} bodies are deleted from the disk")
+        return
+    lost = {blob for blob in known.where if blob != file} - {path.name for path in server.state.glob("s3*/blobs/*/*")}
+    if lost and not loose:
+        faults.append(f"{len(lost)} bodies are deleted from the disk")
 
 
 def _look_at_hurt(
@@ -549,11 +556,12 @@ def _look_at_hurt(
     there = True
     try:
         calls.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+    except FlexibleChecksumError:
+        there = False  # the client has seen it
     except (ClientError, BotoCoreError) as error:
         there = False
-        if getattr(error, "response", {"ResponseMetadata": {"HTTPStatusCode": 500}})["ResponseMetadata"][
-            "HTTPStatusCode"
-        ] >= 500:
+        told = getattr(error, "response", {}).get("ResponseMetadata", {})
+        if told.get("HTTPStatusCode", 500) >= 500:
             faults.append(f"GetObject of the damaged s3://{bucket}/{key}: {error!r}")
     if there and mutation.way in ("half", "empty"):
         faults.append(f"s3://{bucket}/{key}, whose body is cut short, is served as whole")

@@ -424,7 +424,9 @@ FAMILIES: dict[str, tuple[Maker, Callable[..., None]]] = {
     "bomb": (lambda c: {"folder": _folder(c), "depth": c.choice([6, 24])}, bomb),
     "chain": (lambda c: {"folder": _folder(c), "length": c.choice([5, 45, 300])}, chain),
     "deep": (
-        lambda c: {"folder": _folder(c), "levels": c.choice([500, 1100, 3000]), "name": c.choice(["d", "dd", "d" * 20])},
+        lambda c: {
+            "folder": _folder(c), "levels": c.choice([500, 1100, 3000]), "name": c.choice(["d", "dd", "d" * 20]),
+        },
         deep,
     ),
     "fifo": (lambda c: {"folder": _folder(c), "name": c.choice(["fifo", "config.json", "manifest.json"])}, fifo),

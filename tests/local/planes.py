@@ -180,7 +180,7 @@ def causes(log: str) -> dict[str, str]:
         frames = re.findall(r'File "[^"]*?(smtrain/[^"]+)", line (\d+), in (\S+)', text)
         last = text.rsplit("\n", 1)[1]
         place = ":".join(frames[-1][:2]) + f" {frames[-1][2]}" if frames else "?"
-        found.setdefault(f"{place}: {re.sub(r'[0-9]{3,}|/tmp/[^ ]+', '#', last)[:150]}", text)  # noqa: S108
+        found.setdefault(f"{place}: {re.sub(r'[0-9]{3,}|/tmp/[^ ]+', '#', last)[:150]}", text)
     return found
 
 

@@ -1,0 +1,59 @@
+"""Every file of a home, damaged in several ways, one at a time: the plane starts, and all else is there.
+
+In the gate a sample; with SMTRAIN_DAMAGED_HOMES=all everything, which `scripts/bench homes --full` does as well. The
+sample changes with SMTRAIN_DAMAGED_SEED.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from .homes import WAYS, Known, Mutation, check, make, mutations
+from .planes import Forks, scratch
+
+SAMPLE = 6
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def known(forks: Forks) -> Iterator[Known]:
+    with scratch("1G") as folder:
+        yield make(folder, forks)
+
+
+def chosen(known: Known) -> list[Mutation]:
+    """A different file for each way, or everything."""
+    if os.environ.get("SMTRAIN_DAMAGED_HOMES") == "all":
+        return mutations(known, everything=True)
+    chance = random.Random(int(os.environ.get("SMTRAIN_DAMAGED_SEED", "0")))
+    found = mutations(known)
+    kinds = {way: [mutation for mutation in found if mutation.way == way] for way in WAYS}
+    return [chance.choice(kinds[way]) for way in chance.sample(WAYS, SAMPLE)]
+
+
+@pytest.mark.slow
+def test_the_plane_starts_with_all_else_that_was_there(
+    known: Known, forks: Forks, record_property: Callable[[str, int], None]
+) -> None:
+    todo = chosen(known)
+    faults = {str(mutation): found for mutation in todo if (found := check(known, mutation, forks))}
+    assert faults == {}
+    record_property("tries", len(todo))
+
+
+def test_the_home_that_is_damaged_is_whole(known: Known, forks: Forks) -> None:
+    """Without damage there is no fault, so that each fault is the damage's."""
+    paths = {mutation.path for mutation in mutations(known)}
+    assert {"local/endpoint.json", "local/s3/index.sqlite", "local/s3/index.sqlite-wal", "local/reserve"} <= paths
+    assert len({path.split("/")[2] for path in paths if path.endswith("/job.json")}) >= 10
+    assert check(known, Mutation("local/reserve", "removed"), forks) == []
