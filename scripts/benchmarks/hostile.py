@@ -38,6 +38,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ class Home:
             token: dict[str, str] = {}
             while True:
                 asked = {"logGroupName": LOG_GROUP, "logStreamName": stream["logStreamName"], **token}
-                page = self.call(lambda asked=asked: self.logs.get_log_events(startFromHead=True, **asked))
+                page = self.call(partial(self.logs.get_log_events, startFromHead=True, **asked))
                 found += [event["message"] for event in page["events"]]
                 if token.get("nextToken") == page["nextForwardToken"]:
                     break
@@ -200,14 +201,14 @@ class Home:
         return found
 
     def objects(self, prefix: str) -> dict[str, int]:
-        found, token = {}, None
+        found: dict[str, int] = {}
+        more: dict[str, str] = {}
         while True:
-            more = {"ContinuationToken": token} if token else {}
-            page = self.call(lambda more=more: self.s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix, **more))
+            page = self.call(partial(self.s3.list_objects_v2, Bucket=BUCKET, Prefix=prefix, **more))
             found.update({item["Key"]: item["Size"] for item in page.get("Contents", [])})
-            token = page.get("NextContinuationToken")
-            if not token:
+            if not (token := page.get("NextContinuationToken")):
                 return found
+            more = {"ContinuationToken": token}
 
     def body(self, key: str) -> bytes:
         return bytes(self.call(lambda: self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()))
@@ -229,7 +230,7 @@ class Home:
                 time.sleep(plan.stop)
                 with contextlib.suppress(self.sagemaker.exceptions.ClientError):
                     self.call(lambda: self.sagemaker.stop_training_job(TrainingJobName=name))
-            patience = (PATIENCE + (240 if "huge" in plan.families else 0)) * busy()
+            patience = (PATIENCE + (240 if "huge" in plan.families else 0)) * min(busy(), 2)
             job = self.wait(name, patience)
             if job is None:
                 self.tainted = True
@@ -237,7 +238,7 @@ class Home:
                 self.fault(seed, "never ends", f"{before['SecondaryStatus']} after {patience:.0f} s", plan)
                 with contextlib.suppress(self.sagemaker.exceptions.ClientError):
                     self.call(lambda: self.sagemaker.stop_training_job(TrainingJobName=name))
-                if self.wait(name, 20 * busy()) is None:
+                if self.wait(name, 20 * min(busy(), 2)) is None:
                     self.fault(seed, "Stop has no effect", self.describe(name)["SecondaryStatus"], plan)
                 return
             self.judge(seed, name, plan, job, began)
@@ -336,7 +337,7 @@ class Home:
         metrics = [("good", r"good=([0-9]+)"), ("loss", r"loss=(\S+)")]
         try:
             self.create(name, ["neighbour", name], metrics, None)
-            job = self.wait(name, PATIENCE * busy())
+            job = self.wait(name, PATIENCE * min(busy(), 2))
         finally:
             with self.lock:
                 full = name in self.filled or any(p and "huge" in p.families for p in self.running.values())
@@ -581,7 +582,7 @@ def home(options: argparse.Namespace, totals: Totals) -> Iterator[Home]:
 def fuzz(options: argparse.Namespace) -> Totals:
     """All seeds, in blocks; a home goes on until it is lost or tainted."""
     totals, chance = Totals(), random.Random(options.seed)
-    seeds = itertools.count(options.seed)
+    seeds: Iterator[int] = itertools.count(options.seed)
     if options.only:  # else most jobs would do nothing
         seeds = (seed for seed in seeds if plan_of(seed, options.only).steps)
     todo = list(itertools.islice(seeds, options.jobs))

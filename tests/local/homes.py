@@ -75,7 +75,11 @@ class Calls:
 
     @staticmethod
     def of(server: Server) -> Calls:
-        return Calls(*server.clients("sagemaker", "s3", "logs"))
+        """The same clients for the same address and keys; they take a second to make."""
+        address = server.endpoint.url, server.endpoint.access_key, server.endpoint.secret_key
+        if address not in _made:
+            _made[address] = Calls(*server.clients("sagemaker", "s3", "logs"))
+        return _made[address]
 
     def create(self, name: str, command: str, **more: Any) -> None:
         resources = {
@@ -119,9 +123,20 @@ class Calls:
         pages = self.logs.get_paginator("describe_log_streams").paginate(logGroupName=LOG_GROUP)
         return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
 
+    def all_lines(self) -> dict[str, list[str]]:
+        """Of all streams, in a few calls."""
+        found: dict[str, list[str]] = {}
+        for page in self.logs.get_paginator("filter_log_events").paginate(logGroupName=LOG_GROUP):
+            for event in page["events"]:
+                found.setdefault(event["logStreamName"], []).append(event["message"])
+        return found
+
     def lines(self, stream: str) -> list[str]:
         told = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True)
         return [event["message"] for event in told["events"]]
+
+
+_made: dict[tuple[str, str, str], Calls] = {}
 
 
 def _ended(job: dict[str, Any]) -> bool:
@@ -151,7 +166,7 @@ def _more(name: str) -> dict[str, Any]:
     """What the request of each kind has beside its script."""
     checkpoints = {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"}}
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/text"}
-    return {
+    more: dict[str, dict[str, Any]] = {
         "metrics": {"algorithm": {"MetricDefinitions": [{"Name": "loss", "Regex": r"loss=(\S+)"}]}},
         "several": {"resources": {"InstanceCount": 2}},
         "pool": {"resources": {"KeepAlivePeriodInSeconds": 3600}},
@@ -169,7 +184,8 @@ def _more(name: str) -> dict[str, Any]:
             **checkpoints,
         },
         RUNS: checkpoints,
-    }.get(name, {})
+    }
+    return more.get(name, {})
 
 
 def make(folder: Path, forks: Forks) -> Known:
@@ -486,7 +502,10 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
         metrics = {m["MetricName"]: m["Value"] for m in job.get("FinalMetricDataList", [])}
         if not own and metrics != told["metrics"]:
             faults.append(f"job {name} had metrics {told['metrics']} and has {metrics}")
-    streams = set(calls.streams())
+    if again:
+        _look_at_new_job(calls, faults)
+        return
+    streams, told_lines = set(calls.streams()), calls.all_lines()
     for stream, lines in known.logs.items():
         if stream not in streams:
             if not (stream.split("/")[0] == theirs and not harmless):
@@ -494,8 +513,9 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
             elif file.endswith(".jsonl") and mutation.way in ("random", "folder") and not named(file):
                 faults.append(f"log {stream} is gone and server.log does not name it")
             continue
-        found = calls.lines(stream)
-        if stream.split("/")[0] == theirs and not harmless and file in ("job.json", f"{stream.split('/')[1]}.jsonl"):
+        theirs_too = stream.split("/")[0] == theirs
+        found = calls.lines(stream) if theirs_too else told_lines.get(stream, [])
+        if theirs_too and not harmless and file in ("job.json", f"{stream.split('/')[1]}.jsonl"):
             if mutation.way == "types" and file != "job.json" and not set(lines) <= set(found):
                 faults.append(f"log {stream} lost lines next to the damaged one: {found}")
             continue
@@ -503,13 +523,17 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
             faults.append(f"log {stream} had {lines} and has {found}")
     _look_at_objects(known, mutation, server, calls, named, faults)
     spoilt = file in ("endpoint.json", "hosts.json") and mutation.way in ("random", "folder", "half")
-    if spoilt and not again and not named(file):
+    if spoilt and not named(file):
         faults.append(f"server.log does not name {file}")
+    _look_at_new_job(calls, faults)
+    _look_from_outside(server, faults)
+
+
+def _look_at_new_job(calls: Calls, faults: list[str]) -> None:
     name = f"new-{time.time_ns()}"
     calls.create(name, "echo new; echo m > /opt/ml/model/m")
     if (job := calls.wait(name, _ended, 40.0))["TrainingJobStatus"] != "Completed":
         faults.append(f"a new job is {job['TrainingJobStatus']}: {job.get('FailureReason')}")
-    _look_from_outside(server, faults)
 
 
 def _look_at_objects(

@@ -167,7 +167,7 @@ class Server:
     def clients(self, *names: str) -> list[Any]:
         """boto3 clients that try once and wait for `SILENCE` seconds."""
         config = Config(connect_timeout=5, read_timeout=SILENCE, retries={"total_max_attempts": 1})
-        session = self.endpoint.session()
+        session: Any = self.endpoint.session()  # for boto3's stubs a name is a literal
         return [session.client(name, config=config) for name in names]
 
 
@@ -200,13 +200,18 @@ def traces(mark: str) -> list[str]:
 
 def main() -> None:
     """Fork a server for each line [arguments, log]; print its process id."""
+    import moto.backends
     import moto.iam.models
     import moto.moto_server.werkzeug_app
     import moto.s3.models
-    import moto.scheduler.models  # noqa: F401
+    import moto.scheduler.models
 
+    from smtrain.aws.models import described
     from smtrain.local import api, executor, logs_api, quotas, schedules, serve, store  # noqa: F401
 
+    for service in ("sagemaker", "s3", "logs", "iam", "cloudwatch", "scheduler"):
+        described(service)
+        moto.backends.get_backend(service)  # type: ignore[call-overload]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets servers that have ended
     for line in sys.stdin:
         arguments, log = json.loads(line)
