@@ -165,6 +165,7 @@ class Home:
             "CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"},
             "ResourceConfig": {
                 "InstanceType": "ml.m5.large", "InstanceCount": plan.hosts if plan else 1, "VolumeSizeInGB": 1,
+                **({"KeepAlivePeriodInSeconds": 1} if plan and plan.warm else {}),
             },
             "StoppingCondition": {"MaxRuntimeInSeconds": plan.limit if plan else 120},
         }  # fmt: skip
@@ -313,7 +314,8 @@ class Home:
                 told = [line for line in lines if line.startswith("smtrain:")]
                 fault("files", f"{path!r} {how}; {len(there)} objects; the log says {told[-2:]!r:.300}")
                 break
-        outside = [key for key in there if key.rpartition("/")[2] in ("passwd", "shadow", "environ", "hostname")]
+        outside = [key for key in there if key.rpartition("/")[2] in ("passwd", "shadow", "hostname")]
+        outside += [key for key in there if any(f"/links/{name}" in key for name in hostile.OUTSIDE)]
         outside += [f"{a}/{n}" for a, files in found.items() for n in files if n.rpartition("/")[2] == "shadow"]
         for key in outside[:3]:
             if key in there and hashlib.sha256(self.body(key)).hexdigest() != OUTSIDE and key.endswith("passwd"):
@@ -506,6 +508,7 @@ class Home:
         self._note()
         if self.lost.is_set() or self.tainted:
             return
+        time.sleep(1.5)  # until the last warm pool is over
         from smtrain.aws.local_server import server_environment
 
         command = [sys.executable, "-m", "smtrain", "local", "clean", "--all", "--yes"]

@@ -28,6 +28,7 @@ from typing import Any
 ROOT = os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml")
 FOLDERS = ("model", "checkpoints", "output", "output/data")
 UPLOADED = ("model", "checkpoints", "output/data")
+CACHE = "sagemaker/warmpoolcache"
 BAIT = "a" * 41 + "!"
 LINES = 200
 """What the neighbour prints."""
@@ -53,8 +54,10 @@ LINKS = (
     ("climbs", "../" * 30 + "etc/passwd"), ("environ", "/proc/self/environ"), ("model", "/opt/ml/model"),
     ("checkpoints", "/opt/ml/checkpoints"), ("config", "/opt/ml/input/config/hyperparameters.json"), ("odd", "\udcff"),
     ("long", "x" * 4000), ("many", "a/" * 1500), ("empty-part", "/opt/ml//model/./good.bin"), ("proc", "/proc/1/root"),
-    ("tty", "/dev/stdin"), ("fuse", "/opt/ml/../../etc/passwd"),
+    ("tty", "/dev/stdin"), ("back", "/opt/ml/../../etc/passwd"),
 )  # fmt: skip
+OUTSIDE = ("passwd", "all", "climbs", "environ", "proc", "tty", "back")
+"""Links that lead out of /opt/ml."""
 METRICS = (
     ("loss", r"loss=(\S+)"), ("any", r"loss=(\S*)"), ("all", r"loss=(.*)"), ("strict", r"loss=([0-9.eE+-]+)"),
     ("none", r"loss=\S+"), ("two", r"(lo)ss=(\S+)"), ("optional", r"acc=(\d+)?"), ("either", r"x=(\d+)|loss="),
@@ -76,6 +79,8 @@ class Plan:
     stop: float | None = None
     """Seconds after its creation at which StopTrainingJob is called."""
     hosts: int = 1
+    warm: bool = False
+    """KeepAlivePeriodInSeconds; the first step that can be is then taken in the pool's cache."""
     archive: bool = False
     """CompressionType GZIP."""
     pause: float = 0.0
@@ -89,6 +94,7 @@ class Plan:
         """One line for a report."""
         told = ", ".join(f"{name}{json.dumps(args) if args else ''}" for name, args in self.steps)
         more = f", stop after {self.stop:.1f} s" if self.stop is not None else ""
+        more += ", warm" if self.warm else ""
         return f"{told}; ends with {self.end}, limit {self.limit} s, {self.hosts} hosts{more}"
 
 
@@ -119,6 +125,10 @@ def plan_of(seed: int, only: list[str] | None = None) -> Plan:
         plan.steps.append((name, FAMILIES[name][0](chance)))
     if chance.random() < 0.3:
         plan.hosts = 2
+    if chance.random() < 0.2:
+        plan.warm = True
+        args = next((a for name, a in plan.steps if "folder" in a and name != "replaced"), {})
+        args.update({"folder": CACHE} if args else {})
     how = chance.random()
     if how < 0.45:
         plan.end = ("exit", chance.choice([0, 0, 0, 0, 1, 2, 77, 127, 137, 255]))

@@ -59,13 +59,14 @@ def scratch(limit: str = "") -> Iterator[Path]:
 
 def mount(folder: Path, limit: str) -> bool:
     """Mount a tmpfs; False if this process may not."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={limit},mode=700", "smtrain-fuzz", folder]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={limit},mode=700", "smtrain-fuzz", str(folder)]
     return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def wipe(folder: Path) -> None:
     """Remove a folder with all that a hostile job may have left in it."""
-    for command in (["chattr", "-R", "-i", "-a", folder], ["chmod", "-R", "u+rwX", folder], ["rm", "-rf", folder]):
+    for command in (["chattr", "-R", "-i", "-a"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        command.append(str(folder))
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
