@@ -185,7 +185,9 @@ def bomb(folder: str, depth: int) -> None:
         os.makedirs(_path(folder, "bomb", f"{i}"), exist_ok=True)
         for name in ("a", "b"):
             os.symlink(f"../{i + 1}", _path(folder, "bomb", f"{i}", name))
-    _write(_path(folder, "bomb", f"{depth}", "file"), b"x")
+    os.makedirs(_path(folder, "bomb", f"{depth}"))
+    if depth < 10:  # else a file would be uploaded a thousand times over
+        _write(_path(folder, "bomb", f"{depth}", "file"), b"x")
 
 
 def chain(folder: str, length: int) -> None:
