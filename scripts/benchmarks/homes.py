@@ -34,11 +34,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--count", type=int, default=100, help="how many mutations, chosen by --seed")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further one after so long")
     parser.add_argument("--full", action="store_true", help="every file in every way")
     parser.add_argument("--many", action="store_true", help="every variant of wrong types")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutations whose name has this text")
     options = parser.parse_args()
-    began = time.monotonic()
+    began, tried = time.monotonic(), 0
     faults: dict[str, list[str]] = {}
     with scratch("1G") as folder:
         forks = Forks()
@@ -50,17 +51,20 @@ def main() -> None:
                 todo = random.Random(options.seed).sample(todo, min(options.count, len(todo)))
             elif len(todo) > options.count and "--count" in " ".join(sys.argv):
                 todo = random.Random(options.seed).sample(todo, options.count)
-            for number, mutation in enumerate(todo, 1):
+            for mutation in todo:
+                if time.monotonic() - began > options.seconds:
+                    break
+                tried += 1
                 if found := check(known, mutation, forks):
                     faults[str(mutation)] = found
                     for text in found[:3]:
                         print(f"{mutation}: {text}", file=sys.stderr, flush=True)
-                if number % 50 == 0:
-                    print(f"{number} of {len(todo)}", file=sys.stderr, flush=True)
+                if tried % 20 == 0:
+                    print(f"{tried} of {len(todo)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         finally:
             forks.close()
     figures = {
-        "mutations": len(todo),
+        "mutations": tried,
         "seconds": round(time.monotonic() - began),
         "failed_starts": sum("does not start" in text for found in faults.values() for text in found),
         "faults": len(faults),
