@@ -45,7 +45,12 @@ def scratch(limit: str = "") -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="smtrain-fuzz-"))
     mounted = bool(limit) and mount(folder, limit)
     before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what follows `yield` is done
+
+    def leave(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the tidying
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, leave)
     try:
         yield folder
     finally:
