@@ -45,7 +45,8 @@ def main() -> None:
         forks = Forks()
         try:
             known = make(folder, forks)
-            todo = mutations(known, everything=options.full, many=options.many)
+            many = options.many or ":types:" in options.only  # the name of one variant
+            todo = mutations(known, everything=options.full, many=many)
             todo = [mutation for mutation in todo if options.only in str(mutation)]
             if not (options.full or options.many or options.only):
                 todo = random.Random(options.seed).sample(todo, min(options.count, len(todo)))
