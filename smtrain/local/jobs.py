@@ -92,7 +92,7 @@ class JobRecord:
         return self.status in ENDED
 
     def gen_response_object(self) -> dict[str, Any]:
-        """The name under which moto's Search asks for this."""
+        """The record as Search looks through it: what Describe shows, and the tags."""
         return {**self.describe(), "Tags": self.tags}
 
     def save(self) -> None:

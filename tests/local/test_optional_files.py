@@ -90,7 +90,7 @@ def test_a_damaged_endpoint_file_is_no_endpoint(kind: str, tmp_path: Path) -> No
         "server.log",
     ],
 )
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["a folder", "a pipe", "deep", "not UTF-8", "numbers", "a url without a port"])
 def test_the_plane_starts_whatever_stands_in_place_of_its_files(
     home: Path, name: str, kind: str, capfd: pytest.CaptureFixture[str]
