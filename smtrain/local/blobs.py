@@ -105,6 +105,10 @@ class BlobFolder:
         os.link(source, path)
         return path
 
+    def any(self) -> bool:
+        """Whether there is a body."""
+        return any(NAME.fullmatch(file.name) for file in self.root.glob("??/*"))
+
     def sweep(self, used: set[str]) -> None:
         """Remove every file that is not named in `used`."""
         for folder in self.root.iterdir():

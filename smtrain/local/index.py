@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -13,10 +14,11 @@ from typing import Any
 from moto.s3 import models
 
 from smtrain.aws.local_plane import ACCOUNT
-from smtrain.aws.local_written import make_way
+from smtrain.aws.local_written import make_way, set_aside
 from smtrain.disk import disk_number
 from smtrain.local import room
 from smtrain.local.blobs import BlobFolder
+from smtrain.local.files import make_folder
 
 # What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
 KEPT = (
@@ -25,6 +27,7 @@ KEPT = (
 )  # fmt: skip
 
 
+BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
 BUCKETS = "SELECT name, record FROM buckets"
 OBJECTS = "SELECT bucket, key, record FROM objects"
 
@@ -130,10 +133,16 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
     """Bring back buckets and objects; a record that cannot be read or has lost its body is left out, and said."""
     used: set[str] = set()
     whole = True
+    if not index.db.execute(OBJECTS + " LIMIT 1").fetchall() and blobs.any():
+        # The index was lost: what a later one does not name would be removed.
+        set_aside(blobs.root, "holds objects that no index names")
+        make_folder(blobs.root)
     # Of a row whatever it holds: what one makes of its reading leaves out that one alone.
     for row in index.db.execute(BUCKETS).fetchall():
         try:
             name, text = map(_text, row)
+            if not BUCKET.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a bucket")
             record = json.loads(text)
             of_type(record, {"region": str, "created": str, "versioning": (str, type(None))})
             bucket = backend.create_bucket(name, record["region"])
@@ -161,6 +170,8 @@ def _restore_version(
     of_type(record, {"modified": str})
     store = backend.buckets[bucket_name].keys
     modified = datetime.datetime.fromisoformat(record["modified"])
+    if modified.utcoffset():
+        raise ValueError(f"its time {modified} is not of UTC, as ours are")
     used = set()
     if "marker" in record:
         of_type(record, {"marker": str})

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 ML = PurePosixPath("/opt/ml")
 MOST = 40  # links on the way of one path, as in the kernel
-MOST_LINKED = 10_000
+MOST_LINKED = 1_000
 """Folders that are entered through links in one walk: of links to links there are soon more than can be counted."""
 KEY_BYTES = 1024
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html"""
@@ -94,7 +94,11 @@ def walk(ml: Path, folder: Path, prefix: str | None = "") -> Tree:
     `prefix` is what S3's keys of its files begin with; None if they get no keys of their own.
     """
     tree = Tree()
-    waiting: list[tuple[Path, str, tuple[Path, ...]]] = [(folder, "", (folder,))]
+    root = resolved(ml, folder)  # a job may have put a link in the folder's place
+    if root is None:
+        tree.left_out["."] = NOWHERE
+        return tree
+    waiting: list[tuple[Path, str, tuple[Path, ...]]] = [(root, "", (root,))]
     linked = 0
     while waiting:
         real, label, above = waiting.pop()

@@ -89,6 +89,7 @@ ROWS = {
     "a number": ("record = ?", (5,)),
     "another body": ("record = json_set(record, '$.blob', '../../../endpoint.json')", ()),
     "another size": ("record = json_set(record, '$.attributes.contentsize', 7)", ()),
+    "a time of no zone": ("record = json_set(record, '$.modified', '9999-12-31T23:59:59+14:00')", ()),
     "other metadata": ("record = json_set(record, '$.metadata', json('[5]'))", ()),
 }
 
@@ -97,20 +98,21 @@ def test_damaged_rows_are_left_out_and_all_others_are_there(home: Path, capfd: p
     client = Client(ensure_running(home))
     for key in ("whole", *ROWS):
         client.put(f"a/{key}", b"a body")
-    for bucket in ("other", "numbered"):
+    for bucket in ("other", "numbered", "climbing"):
         client.s3.create_bucket(Bucket=bucket)
     shut_down(home)
     with sqlite3.connect(home / "local/s3/index.sqlite") as database:
         for key, (change, values) in ROWS.items():
-            database.execute(f"UPDATE objects SET {change} WHERE key = ?", (*values, f"a/{key}"))  # noqa: S608
+            database.execute(f"UPDATE objects SET {change} WHERE key = ?", (*values, f"a/{key}"))
         region = json.dumps({"region": 5, "created": "x", "versioning": None})
         database.execute("UPDATE buckets SET record = ? WHERE name = 'numbered'", (region,))
+        database.execute("UPDATE buckets SET name = '../up' WHERE name = 'climbing'")
     database.close()
     capfd.readouterr()
     client = Client(ensure_running(home))
     told = capfd.readouterr().err
     assert told.count("cannot be brought back") == len(ROWS)
-    assert "the record of bucket numbered is damaged" in told
+    assert all(f"the record of bucket {name} is damaged" in told for name in ("numbered", "../up"))
     assert client.keys("") == ["a/whole"]
     assert {bucket["Name"] for bucket in client.s3.list_buckets()["Buckets"]} == {client.bucket, "other"}
     assert client.get("a/whole") == b"a body"
@@ -172,4 +174,11 @@ def test_a_folder_in_the_index_s_place_goes_aside(home: Path) -> None:
     shut_down(home)
     (home / "local/s3/index.sqlite").unlink()
     (home / "local/s3/index.sqlite").mkdir()
-    assert Client(ensure_running(home)).keys("") == []
+    client = Client(ensure_running(home))
+    assert client.keys("") == []
+    client.put("b/b")
+    shut_down(home)
+    client = Client(ensure_running(home))
+    assert client.keys("") == ["b/b"]
+    (aside,) = (home / "local/s3").glob("blobs.damaged-*")
+    assert [file.read_bytes() for file in aside.glob("??/*")] == [b"x"], "what the lost index named"

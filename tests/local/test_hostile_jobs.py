@@ -136,6 +136,19 @@ def test_what_s3_cannot_have_is_named_and_all_else_goes_up(client: Client) -> No
     assert any("(pipes, sockets, devices) are not uploaded" in line and "pipe, socket" in line for line in said)
 
 
+@pytest.mark.parametrize("target", ["/etc", "/", "code"])
+def test_a_link_in_a_folders_place_leads_no_further_than_the_jobs_own(client: Client, target: str) -> None:
+    job = client.completed(
+        f"echo mine > /opt/ml/code/mine; rm -r /opt/ml/model; ln -s {target} /opt/ml/model", OutputDataConfig={
+            "S3OutputPath": f"s3://{client.bucket}/linked-root", "CompressionType": "NONE",
+        },
+    )  # fmt: skip
+    keys = client.keys(f"linked-root/{job['TrainingJobName']}/")
+    assert [key.rpartition("/")[2] for key in keys] == (["mine"] if target == "code" else [])
+    said = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: ."
+    assert (client.lines(job) == [said]) == (target != "code")
+
+
 def test_a_file_larger_than_the_disk_fails_its_job_alone(client: Client) -> None:
     program = ODD.replace("SIZE", "43")  # 8 TiB, of which nothing is there
     job = client.run(["python", "-c", program], CheckpointConfig={"S3Uri": f"s3://{client.bucket}/huge"})
