@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 ROOT = os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml")
 FOLDERS = ("model", "checkpoints", "output", "output/data")
@@ -161,8 +161,13 @@ def _path(*parts: str | bytes) -> bytes:
 
 def _write(path: bytes, body: bytes) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
+    with _opened(path) as file:
         file.write(body)
+
+
+def _opened(path: bytes) -> BinaryIO:
+    """A file for writing; a pipe that an earlier step has put there is not waited for."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644), "wb")
 
 
 def names(folder: str, which: list[int], odd: list[int]) -> None:
@@ -267,7 +272,7 @@ def failure(kind: str) -> None:
     elif kind == "zero":
         os.symlink("/dev/zero", path)
     elif kind == "nuls":
-        with open(path, "wb") as file:
+        with _opened(path) as file:
             file.truncate(2 << 30)
     elif kind == "spaces":
         _write(path, b" " * (4 << 20))
