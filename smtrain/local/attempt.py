@@ -89,11 +89,17 @@ class Attempt:
 
     def end_syncs(self, how: End) -> None:
         """Bring checkpoints up; a broken machine takes what it had along."""
+        faults: list[Exception] = []
         for sync in [*self.curves, *self.syncs]:
-            if how is FAULT:
-                sync.abandon()
-            else:
-                sync.finish()
+            try:
+                if how is FAULT:
+                    sync.abandon()
+                else:
+                    sync.finish()
+            except Exception as error:
+                faults.append(error)  # of one host; those of the others go up
+        if faults:
+            raise faults[0]
         for sync in self.syncs if how is not FAULT else ():
             sync.delete()  # what waited for the files of hosts after it
 

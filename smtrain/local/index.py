@@ -183,7 +183,7 @@ def _restore_version(
         of_type(record["metadata"], dict.fromkeys(record["metadata"], str))
         of_type(record["tags"], dict.fromkeys(record["tags"], str))
         path = blobs.path(record["blob"])
-        if path.stat().st_size != record["attributes"]["contentsize"]:
+        if not path.is_file() or path.stat().st_size != record["attributes"]["contentsize"]:
             raise ValueError(f"its body has {path.stat().st_size} bytes, not {record['attributes']['contentsize']}")
         adopted: Any = Adopted(path)
         version = models.FakeKey(key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known")

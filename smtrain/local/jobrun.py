@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from smtrain.errors import LocalError
@@ -130,12 +131,12 @@ class JobRun(threading.Thread):
             self.job.state["saving"] = self.executor.capacity.spot.saving
         if self.attempt.hosts:
             self.attempt.move("Uploading")
-            try:
-                self.attempt.end_syncs(end)
-                self.attempt.upload(self.job.folder / "hosts")
-            except Exception as error:
-                traceback.print_exc()
-                end = End("Failed", None, end.reason or self.executor.fault_of(error, "Artifact upload failed: "))
+            for step in (partial(self.attempt.end_syncs, end), partial(self.attempt.upload, self.job.folder / "hosts")):
+                try:
+                    step()
+                except Exception as error:  # of one file or folder; all else goes up
+                    traceback.print_exc()
+                    end = End("Failed", None, end.reason or self.executor.fault_of(error, "Artifact upload failed: "))
             self._try(lambda: self._keep_warm(end))  # a pool without its cache is a fresh machine
         self.job.finish(*end)
 

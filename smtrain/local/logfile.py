@@ -12,6 +12,8 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import NamedTuple
 
+from smtrain.local.files import opened
+
 BLOCK_BYTES = 1 << 16
 ROW_BYTES = 2 << 20
 """A longer row is not one of ours: a line is cut long before, and JSON writes a character with twelve at most."""
@@ -159,7 +161,7 @@ class LogFile:
     def _read_through(self, path: Path) -> Iterator[list[tuple[int, str]]]:
         batch: list[tuple[int, str]] = []
         number = 0
-        with open(path, "rb") as file:
+        with opened(path) as file:
             while row := file.readline(ROW_BYTES):
                 whole = row.endswith(b"\n")
                 number += whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,12 +147,15 @@ def test_a_state_that_no_job_can_have_goes_aside_alone(home: Path) -> None:
     record["state"]["metrics"]["old"] = [float("nan"), 1.0]
     (jobs / numbers / "job.json").write_text(json.dumps(record))
     (jobs / "stray").write_text("no folder")
-    (jobs / "folder").mkdir()
-    (jobs / "folder/job.json").mkdir()
+    for name, make in (("folder", os.mkdir), ("pipe", os.mkfifo)):
+        (jobs / name).mkdir()
+        make(jobs / name / "job.json")
     (home / "local/s3/blobs/.DS_Store").write_text("stray")
     (home / "local/s3/blobs/00").mkdir(exist_ok=True)
     (home / "local/s3/blobs/00/.DS_Store").write_text("stray")
-    log = next((jobs / kept / "logs").glob("*.jsonl"))
+    os.mkfifo(jobs / kept / "logs/a-pipe.jsonl")
+    (jobs / kept / "logs/a-folder.jsonl").mkdir()
+    log = next((jobs / kept / "logs").glob("algo-1-*.jsonl"))
     log.write_bytes(b'[1000, "lone \\ud800"]\n' + log.read_bytes())
     client = Client(ensure_running(home))
     assert {job["TrainingJobName"] for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]} == {

@@ -118,14 +118,13 @@ for folder in (b"model", b"checkpoints", b"output/data"):
     os.mkfifo("pipe")
     socket.socket(socket.AF_UNIX).bind("socket")
     os.mkdir("closed"); open("closed/in", "w").write("x"); os.chmod("closed", 0)
-    with open("sparse", "wb") as file: file.truncate(1 << SIZE)
+    with open("sparse", "wb") as file: file.truncate(1 << 20)
 """
 KEPT = [b"good", b"two\nlines", b"-rf", b" ", b"\x01", b"caf\xc3\xa9", b"a" * 255]
 
 
 def test_what_s3_cannot_have_is_named_and_all_else_goes_up(client: Client) -> None:
-    program = ODD.replace("SIZE", "20")
-    job = client.completed(["python", "-c", program], CheckpointConfig={"S3Uri": f"s3://{client.bucket}/odd"})
+    job = client.completed(["python", "-c", ODD], CheckpointConfig={"S3Uri": f"s3://{client.bucket}/odd"})
     kept = {name.decode() for name in KEPT} | {"sparse"} | ({"closed/in"} if os.geteuid() == 0 else set())
     assert {key.removeprefix("odd/") for key in client.keys("odd/")} == kept
     assert client.get("odd/caf\xe9") == b"caf\xc3\xa9"
@@ -149,12 +148,16 @@ def test_a_link_in_a_folders_place_leads_no_further_than_the_jobs_own(client: Cl
     assert (client.lines(job) == [said]) == (target != "code")
 
 
-def test_a_file_larger_than_the_disk_fails_its_job_alone(client: Client) -> None:
-    program = ODD.replace("SIZE", "43")  # 8 TiB, of which nothing is there
-    job = client.run(["python", "-c", program], CheckpointConfig={"S3Uri": f"s3://{client.bucket}/huge"})
+def test_a_file_larger_than_the_disk_fails_its_job_and_keeps_back_nothing_else(client: Client) -> None:
+    program = """cd /opt/ml; echo good | tee checkpoints/good model/good output/data/good
+    truncate -s 8T checkpoints/a-sparse-one"""
+    uri = f"s3://{client.bucket}/huge"
+    job = client.run(program, CheckpointConfig={"S3Uri": uri}, hosts=2)
     assert job["TrainingJobStatus"] == "Failed"
     assert "Artifact upload failed: no space left on" in job["FailureReason"]
-    assert client.get("huge/good") == b"good"
+    assert client.get("huge/good") == b"good\n"
+    for archive in ("model", "output"):
+        assert unpacked(client.get(f"out/{job['TrainingJobName']}/output/{archive}.tar.gz")) == {"good": b"good\n"}
     assert client.completed("echo well")["TrainingJobStatus"] == "Completed"
 
 
