@@ -24,7 +24,7 @@ WAITING_BYTES = 16 << 20
 LATEST = 1 << 43  # ms; year 2248: a time stamp behind it is no time
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """`number` is its place in the stream, from 0; `stamp` its time in ms since 1970."""
 
     number: int
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     text: str
 
 
-class Block(NamedTuple):
+class LogBlock(NamedTuple):
     """Where a block begins: number, byte and time of its first line."""
 
     number: int
@@ -48,19 +48,19 @@ class LogFile:
         self.path, self._lost = path, lost
         self.count, self.stamp, self.first = 0, 0, 0
         """Lines; the last one's time, and the first one's."""
-        self._blocks: list[Block] = []
+        self._blocks: list[LogBlock] = []
         self._ends: list[int] = []
         """The byte behind the last line of each block."""
         self._size = 0
         self._waiting = bytearray()
         """The end of what was written, as far as it is not on the disk."""
-        self._newest: list[Line] = []
+        self._newest: list[LogLine] = []
         """The last block's, until the file is closed."""
         self._lock = threading.Lock()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600) if path else None
 
-    def append(self, lines: list[tuple[int, str]]) -> list[Line]:
+    def append(self, lines: list[tuple[int, str]]) -> list[LogLine]:
         """Add (ms, line) pairs; gives them as they are numbered. What the disk does not take is tried again later."""
         added = []
         with self._lock:
@@ -69,7 +69,7 @@ class LogFile:
                 if len(self._waiting) + len(row) > WAITING_BYTES and self.path:
                     continue  # the job is being ended, and has been told why
                 self._begin(stamp)
-                line = Line(self.count, stamp, text)
+                line = LogLine(self.count, stamp, text)
                 self._newest.append(line)
                 added.append(line)
                 self._waiting += row
@@ -97,12 +97,12 @@ class LogFile:
         log.path = path
         return log, log._read_through(path)
 
-    def lines(self, number: int = 0) -> Iterator[Line]:
+    def lines(self, number: int = 0) -> Iterator[LogLine]:
         """From a number on."""
         for block in range(self._block_of(number), len(self._blocks)):
             yield from (line for line in self._lines_of(block) if line.number >= number)
 
-    def back(self, number: int) -> Iterator[Line]:
+    def back(self, number: int) -> Iterator[LogLine]:
         """Those before a number, the last one first."""
         for block in range(self._block_of(number - 1), -1, -1) if number > 0 else ():
             yield from (line for line in reversed(self._lines_of(block)) if line.number < number)
@@ -121,7 +121,7 @@ class LogFile:
         if not self._blocks or self._size - self._blocks[-1].offset >= BLOCK_BYTES:
             if not self._blocks:
                 self.first = stamp
-            self._blocks.append(Block(self.count, self._size, stamp))
+            self._blocks.append(LogBlock(self.count, self._size, stamp))
             self._ends.append(self._size)
             self._newest = []
 
@@ -138,7 +138,7 @@ class LogFile:
     def _block_of(self, number: int) -> int:
         return max(0, bisect.bisect_right(self._blocks, number, key=lambda block: block.number) - 1)
 
-    def _lines_of(self, place: int) -> list[Line]:
+    def _lines_of(self, place: int) -> list[LogLine]:
         with self._lock:
             block, end = self._blocks[place], self._ends[place]
             if self._newest and place + 1 == len(self._blocks):
@@ -184,16 +184,16 @@ class LogFile:
 
 
 @functools.lru_cache(KEPT_BLOCKS)
-def _complete(log: LogFile, block: Block, end: int) -> list[Line]:
+def _complete(log: LogFile, block: LogBlock, end: int) -> list[LogLine]:
     return _parsed(block, log._from_disk(block.offset, end))
 
 
-def _parsed(block: Block, rows: bytes) -> list[Line]:
-    lines, stamp = list[Line](), block.stamp
+def _parsed(block: LogBlock, rows: bytes) -> list[LogLine]:
+    lines, stamp = list[LogLine](), block.stamp
     for row in rows.split(b"\n"):
         if (pair := _pair(row)) is not None:
             stamp = max(stamp, pair[0])
-            lines.append(Line(block.number + len(lines), stamp, pair[1]))
+            lines.append(LogLine(block.number + len(lines), stamp, pair[1]))
     return lines
 
 

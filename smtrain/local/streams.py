@@ -19,7 +19,7 @@ from moto.logs.models import LogStream, logs_backends
 
 from smtrain.aws.local_plane import ACCOUNT, REGION
 from smtrain.facts.sagemaker import LOG_GROUP
-from smtrain.local.logfile import Line, LogFile
+from smtrain.local.logfile import LogFile, LogLine
 
 PAGE_EVENTS, PAGE_BYTES, EVENT_BYTES = 10_000, 1 << 20, 26  # API reference of GetLogEvents
 
@@ -64,7 +64,7 @@ class Event:
 
     __slots__ = ("message", "number", "readable", "timestamp")
 
-    def __init__(self, line: Line, readable: float) -> None:
+    def __init__(self, line: LogLine, readable: float) -> None:
         self.number, self.timestamp, self.message = line
         self.readable = readable
 
@@ -125,7 +125,7 @@ class JobStream(LogStream):
             first, last = next(self.readable_from(0), None), next(self.readable_to(self.log.count), None)
         else:  # no line need be read
             ends = ((0, self.log.first), (self.log.count - 1, self.log.stamp)) if self.log.count else ()
-            first, last = [Event(Line(*end, ""), end[1] / 1000) for end in ends] or (None, None)
+            first, last = [Event(LogLine(*end, ""), end[1] / 1000) for end in ends] or (None, None)
         told = {
             "arn": self.arn,
             "creationTime": int(self.creation_time.timestamp() * 1000),
@@ -159,7 +159,7 @@ class JobStream(LogStream):
                 return
             yield event
 
-    def _by_now(self, lines: Iterator[Line]) -> Iterator[Event]:
+    def _by_now(self, lines: Iterator[LogLine]) -> Iterator[Event]:
         now = time.time()
         for line in lines:
             moment = self._moments.get(line.number, line.stamp / 1000)
