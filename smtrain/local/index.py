@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -157,6 +158,7 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
         except Exception as error:
             whole = False
             said = f"its body {error.filename} is gone" if isinstance(error, FileNotFoundError) else repr(error)
+            _hide_older(backend, row)
             uri = "/".join(_shown(column) for column in row[:2])
             print(f"warning: s3://{uri} cannot be brought back ({said}); it is left out", flush=True)
     if whole:  # else a body may belong to what could not be read
@@ -195,6 +197,13 @@ def _restore_version(
     version.last_modified = modified
     store[key] = version
     return used
+
+
+def _hide_older(backend: models.S3Backend, row: tuple[Any, ...]) -> None:
+    """Put a delete marker in the place of a version that is left out: an older one must not be taken for it."""
+    with contextlib.suppress(Exception):
+        store = backend.buckets[_text(row[0])].keys
+        store[_text(row[1])] = models.FakeDeleteMarker(store[_text(row[1])])
 
 
 def _text(column: object) -> str:

@@ -564,12 +564,12 @@ def _look_at_objects(
         if got != body and not loose:
             faults.append(f"s3://{bucket}/{key} has other bytes")
     if file == "index.sqlite" and mutation.way != "foreign":
-        held = {path.name for path in server.state.glob("s3*/blobs/*/*")}
+        held = {path.name for path in server.state.glob("s3*/blobs*/*/*")}
         # An object that the job ran with may have been written by no record; those of records must stay.
         if lost := set(known.where) - held:
             faults.append(f"{len(lost)} of {len(known.where)} bodies are deleted from the disk")
         return
-    lost = {blob for blob in known.where if blob != file} - {path.name for path in server.state.glob("s3*/blobs/*/*")}
+    lost = {blob for blob in known.where if blob != file} - {path.name for path in server.state.glob("s3*/blobs*/*/*")}
     if lost and not loose:
         faults.append(f"{len(lost)} bodies are deleted from the disk")
 

@@ -101,7 +101,11 @@ def test_damaged_rows_are_left_out_and_all_others_are_there(home: Path, capfd: p
         client.put(f"a/{key}", b"a body")
     for bucket in ("other", "numbered", "climbing"):
         client.s3.create_bucket(Bucket=bucket)
+    client.s3.put_bucket_versioning(Bucket="other", VersioningConfiguration={"Status": "Enabled"})
+    old, _ = [client.s3.put_object(Bucket="other", Key="v", Body=body)["VersionId"] for body in (b"old", b"new")]
     shut_down(home)
+    (new,) = (file for file in (home / "local/s3/blobs").glob("??/*") if file.read_bytes() == b"new")
+    new.write_bytes(b"ne")
     with sqlite3.connect(home / "local/s3/index.sqlite") as database:
         for key, (change, values) in ROWS.items():
             database.execute(f"UPDATE objects SET {change} WHERE key = ?", (*values, f"a/{key}"))
@@ -112,7 +116,10 @@ def test_damaged_rows_are_left_out_and_all_others_are_there(home: Path, capfd: p
     capfd.readouterr()
     client = Client(ensure_running(home))
     told = capfd.readouterr().err
-    assert told.count("cannot be brought back") == len(ROWS)
+    assert told.count("cannot be brought back") == len(ROWS) + 1
+    with pytest.raises(client.s3.exceptions.NoSuchKey):  # the older one would be taken for it
+        client.s3.get_object(Bucket="other", Key="v")
+    assert client.s3.get_object(Bucket="other", Key="v", VersionId=old)["Body"].read() == b"old"
     assert all(f"the record of bucket {name} is damaged" in told for name in ("numbered", "../up"))
     assert client.keys("") == ["a/whole"]
     assert {bucket["Name"] for bucket in client.s3.list_buckets()["Buckets"]} == {client.bucket, "other"}
