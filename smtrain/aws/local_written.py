@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from smtrain.text import say
 
@@ -18,25 +19,24 @@ MOST_BYTES = 1 << 20
 _URL = re.compile(r"http://127\.0\.0\.1:([0-9]{1,5})")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a regular file; None if there is none, whatever there is instead.
+def opened(path: Path, *, links: bool = True) -> BinaryIO:
+    """A regular file for reading. Raises OSError for anything else; a named pipe is not waited for."""
+    follow = 0 if links else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
-    A named pipe is not waited for, and a file of more than a megabyte is not read.
-    """
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a regular file of at most a megabyte; None if there is anything else."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return None
-    try:
-        held = os.fstat(handle)
-        if not stat.S_ISREG(held.st_mode) or held.st_size > MOST_BYTES:
-            return None
-        with open(handle, "rb", closefd=False) as file:
-            told = json.loads(file.read(MOST_BYTES))
+        with opened(path) as file:
+            text = file.read(MOST_BYTES + 1)
+            told = json.loads(text) if len(text) <= MOST_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
-    finally:
-        os.close(handle)
     return told if isinstance(told, dict) else None
 
 
@@ -58,7 +58,7 @@ def make_way(path: Path) -> None:
 
 
 def endpoint_fields(state: Path) -> dict[str, Any]:
-    """What the last server of this state folder has written about itself: the fields that are well-formed."""
+    """The well-formed fields of what the last server of this state folder has written about itself."""
     told = read_json(state / ENDPOINT) or {}
     return {name: told[name] for name, good in _GOOD.items() if name in told and good(told[name])}
 

@@ -19,6 +19,7 @@ from smtrain.local.containers import job as containers
 from smtrain.local.executor import Executor, arn_of
 from smtrain.local.jobs import JobRecord
 from smtrain.local.search import found as searched
+from smtrain.local.search import paged
 
 DEFAULT_RUNTIME = 86400  # seconds: the service's default, which Describe shows
 
@@ -174,18 +175,8 @@ def page_of(summaries: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str,
     field = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(asked.get("SortBy", ""), "CreationTime")
     descending = asked.get("SortOrder", "Descending") == "Descending"
     chosen.sort(key=lambda s: (s[field], s["CreationTime"], s["TrainingJobName"]), reverse=descending)
-    # The token names the last job shown, so that jobs created meanwhile shift nothing.
-    names = [summary["TrainingJobName"] for summary in chosen]
-    token = asked.get("NextToken")
-    if token and token not in names:
-        raise AWSValidationException("The pagination token is not valid.")
-    start = names.index(token) + 1 if token else 0
-    size = int(asked.get("MaxResults") or 10)
-    shown = chosen[start : start + size]
-    page: dict[str, Any] = {"TrainingJobSummaries": shown}
-    if start + size < len(chosen):
-        page["NextToken"] = shown[-1]["TrainingJobName"]
-    return page
+    shown, more = paged(chosen, asked, 10)
+    return {"TrainingJobSummaries": shown, **more}
 
 
 def _between(at: datetime.datetime, asked: dict[str, Any], field: str) -> bool:

@@ -11,15 +11,16 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.local_written import opened
 from smtrain.contract.uris import split_uri
-from smtrain.local.files import TRANSFER, opened
+from smtrain.local.files import TRANSFER
 
 MODEL, OUTPUT = ("model", "model.tar.gz"), ("data", "output.tar.gz")
 """Folder of files in S3, and name of the archive in its place."""
 
 
 def uri_of(request: dict[str, Any], names: tuple[str, str] = MODEL) -> str:
-    """Where an artefact of a job goes: a prefix of files, or an archive."""
+    """The address of an artefact of a job: a prefix of files, or an archive."""
     output = request["OutputDataConfig"]
     base = f"{output['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/output"
     folder, archive = names
@@ -34,7 +35,7 @@ def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:
 
 def upload(client: Any, path: Path, bucket: str, key: str) -> None:
     """Bring a file that a job left to S3. Raises OSError if it cannot be read, ENOSPC if this machine has no room."""
-    with opened(path) as body:
+    with opened(path, links=False) as body:
         _insist_on_room(path, [path])
         client.upload_fileobj(body, bucket, key, Config=TRANSFER)
 
@@ -51,7 +52,7 @@ def upload_all(client: Any, uri: str, files: dict[str, Path], work: Path) -> Non
     # Level 1: weights hardly compress, and a laptop waits for this.
     with tarfile.open(packed, "w:gz", compresslevel=1) as tar:
         for name, path in files.items():
-            with opened(path) as body:
+            with opened(path, links=False) as body:
                 tar.addfile(tar.gettarinfo(arcname=name, fileobj=body), body)
     client.upload_file(str(packed), bucket, key, Config=TRANSFER)
     packed.unlink()

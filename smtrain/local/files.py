@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
-import stat
 import subprocess
 from pathlib import Path
-from typing import BinaryIO
 
 from boto3.s3.transfer import TransferConfig
 
@@ -42,22 +39,13 @@ def within(folder: Path, relative: str) -> Path:
     return folder.joinpath(*parts)
 
 
-def opened(path: Path) -> BinaryIO:
-    """A regular file that a job has left, for reading. Raises OSError for anything else, and waits for none."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
 def remove(path: Path) -> None:
-    """Remove a file or a folder with all it holds, however deep and whatever its modes; say it if something is left."""
+    """Remove a file or a folder with all it holds, however deep and of any modes; say it if something is left."""
     with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(path)
     if not os.path.lexists(path):
         return
-    # What Python's own cannot: trees deeper than its stack or than a path may be long, folders without permissions.
+    # Python's own fails for trees deeper than its stack, longer than a path may be, or without permissions.
     for command in (["chmod", "-R", "u+rwX"], ["chattr", "-R", "-f", "-i", "-a"], ["rm", "-rf", "--"]):
         with contextlib.suppress(OSError):
             subprocess.run([*command, str(path)], capture_output=True, check=False)

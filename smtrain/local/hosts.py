@@ -16,9 +16,10 @@ from typing import Any
 
 from smtrain.aws.local_plane import REGION, Endpoint
 from smtrain.aws.local_server import server_environment
+from smtrain.aws.local_written import opened
 from smtrain.local import links, pools, processes
 from smtrain.local.channels import Channel, describe_inputs
-from smtrain.local.files import opened, remove, within
+from smtrain.local.files import remove, within
 from smtrain.local.jobs import JobRecord, hosts_of
 from smtrain.local.logstream import HostLog
 from smtrain.local.toolkit import Command, search_path
@@ -277,7 +278,7 @@ class Host:
         """What the script wrote to /opt/ml/output/failure, else its last line of output."""
         path = links.resolved(self.ml, self.ml / "output" / "failure")
         with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
-            text = closing.enter_context(opened(path)).read(4096).decode(errors="replace") if path else ""
+            text = closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace") if path else ""
             if said := text.strip(" \t\r\n\0")[:1024]:
                 return said
         return self.log.last_line

@@ -12,11 +12,12 @@ from typing import Any
 
 from botocore.validate import ParamValidator
 
+from smtrain.aws.local_written import opened
 from smtrain.aws.models import described
 from smtrain.facts.sagemaker import ENDED
 from smtrain.local import room
 from smtrain.local.artifacts import uri_of
-from smtrain.local.files import opened, write_atomically
+from smtrain.local.files import write_atomically
 
 REASON_LIMIT = 1024
 STATUSES = ("InProgress", "Stopping", *ENDED)
@@ -114,7 +115,7 @@ class JobRecord:
     @staticmethod
     def load(folder: Path) -> JobRecord:
         """Raises whatever a damaged record makes of reading it and of all that is asked of a job."""
-        with opened(folder / "job.json") as text:
+        with opened(folder / "job.json", links=False) as text:
             kept = json.loads(text.read())
         job = JobRecord(kept["request"], kept["arn"], folder, kept["state"])
         job.tags = kept["tags"]

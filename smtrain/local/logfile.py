@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import NamedTuple
 
-from smtrain.local.files import opened
+from smtrain.aws.local_written import opened
 
 BLOCK_BYTES = 1 << 16
 ROW_BYTES = 2 << 20
@@ -33,7 +33,7 @@ class LogLine(NamedTuple):
 
 
 class LogBlock(NamedTuple):
-    """Where a block begins: number, byte and time of its first line."""
+    """Number, byte and time of a block's first line."""
 
     number: int
     offset: int
@@ -60,18 +60,15 @@ class LogFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600) if path else None
 
-    def append(self, lines: list[tuple[int, str]]) -> list[LogLine]:
-        """Add (ms, line) pairs; gives them as they are numbered. What the disk does not take is tried again later."""
-        added = []
+    def append(self, lines: list[tuple[int, str]]) -> None:
+        """Add (ms, line) pairs; a part that the disk does not take is tried again later."""
         with self._lock:
             for stamp, text in lines:
                 row = f"[{stamp}, {encode_basestring_ascii(text)}]\n".encode()  # half the time of json.dumps
                 if len(self._waiting) + len(row) > WAITING_BYTES and self.path:
                     continue  # the job is being ended, and has been told why
                 self._begin(stamp)
-                line = LogLine(self.count, stamp, text)
-                self._newest.append(line)
-                added.append(line)
+                self._newest.append(LogLine(self.count, stamp, text))
                 self._waiting += row
                 self._size += len(row)
                 self._ends[-1] = self._size
@@ -79,7 +76,6 @@ class LogFile:
                 if len(self._waiting) >= BLOCK_BYTES:
                     self._keep()
             self._keep()
-        return added
 
     def close(self) -> None:
         """Let go of the file. What the disk does not take by now stays in memory."""
@@ -161,7 +157,7 @@ class LogFile:
     def _read_through(self, path: Path) -> Iterator[list[tuple[int, str]]]:
         batch: list[tuple[int, str]] = []
         number = 0
-        with opened(path) as file:
+        with opened(path, links=False) as file:
             while row := file.readline(ROW_BYTES):
                 whole = row.endswith(b"\n")
                 number += whole

@@ -60,7 +60,7 @@ class HostLog:
     def pump(self, descriptor: int) -> None:
         """Copy everything that arrives until its last writer is gone. A line that is too long for an event is cut.
 
-        Whatever becomes of a line, the pipe is read on: its writers would stand still for ever.
+        The pipe is read on if a line cannot be kept: its writers would stand still for ever.
         """
         try:
             for lines in _lines(descriptor):
@@ -82,7 +82,7 @@ class HostLog:
 
 
 class Metrics:
-    """What a job's MetricDefinitions find. An expression that cannot be used is given up, which the job's log says."""
+    """The metrics of a job. An expression that cannot be used is given up, which the job's log says."""
 
     def __init__(self, job: JobRecord) -> None:
         self._job = job
@@ -150,10 +150,10 @@ def _lines(descriptor: int) -> Iterator[list[str]]:
             pieces = _pieces(line)
             found += [*pieces, _cut(cut + len(line))] if cut or len(pieces) > 1 else pieces
             cut = 0
-        while len(rest) > LINE_BYTES:
-            at = _boundary(rest)
-            found += _pieces(rest[:at])
-            rest, cut = rest[at:], cut + at
+        *full, rest = _cuts(rest)
+        for piece in full:
+            found += _texts(piece)
+            cut += len(piece)
         if found:
             yield found
     if rest or cut:
@@ -162,18 +162,24 @@ def _lines(descriptor: int) -> Iterator[list[str]]:
 
 def _pieces(line: bytes) -> list[str]:
     """A line as text, in as many pieces as events it needs."""
+    return [text for piece in _cuts(line) for text in _texts(piece)]
+
+
+def _cuts(line: bytes) -> list[bytes]:
+    """The bytes of a line in pieces, of which the last may go on."""
     pieces = []
     while len(line) > LINE_BYTES:
         at = _boundary(line)
         pieces.append(line[:at])
         line = line[at:]
-    found = []
-    for piece in [*pieces, line]:
-        text = piece.decode("utf-8", "replace")
-        # What is no UTF-8 takes up to three times as many bytes as it had.
-        most = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
-        found += [text[at : at + most] for at in range(0, len(text), most)] if text else [""]
-    return found
+    return [*pieces, line]
+
+
+def _texts(piece: bytes) -> list[str]:
+    """A piece as text: in several, if it is not UTF-8 and so takes up to three times as many bytes as it had."""
+    text = piece.decode("utf-8", "replace")
+    most = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
+    return [text[at : at + most] for at in range(0, len(text), most)] if text else [""]
 
 
 def _boundary(line: bytes) -> int:

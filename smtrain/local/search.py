@@ -35,16 +35,23 @@ def found(jobs: Iterable[JobRecord], asked: dict[str, Any]) -> dict[str, Any]:
     _check(field)
     descending = asked.get("SortOrder", "Descending") == "Descending"
     chosen.sort(key=lambda record: (_order(record, field), record["TrainingJobName"]), reverse=descending)
-    names = [record["TrainingJobName"] for record in chosen]
+    shown, more = paged(chosen, asked, PAGE)
+    return {"Results": [{"TrainingJob": record} for record in shown], **more}
+
+
+def paged(jobs: list[dict[str, Any]], asked: dict[str, Any], size: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The jobs of the page that is asked for, of `size` if that is not said, and the token of the next one.
+
+    A token names the last job shown, so that jobs created meanwhile shift nothing. Raises AWSValidationException for a
+    token that names none.
+    """
+    names = [job["TrainingJobName"] for job in jobs]
     token = asked.get("NextToken")
     if token and token not in names:
         raise AWSValidationException("The pagination token is not valid.")
     start = names.index(token) + 1 if token else 0
-    end = start + int(asked.get("MaxResults") or PAGE)
-    page: dict[str, Any] = {"Results": [{"TrainingJob": record} for record in chosen[start:end]]}
-    if end < len(chosen):
-        page["NextToken"] = names[end - 1]
-    return page
+    end = start + int(asked.get("MaxResults") or size)
+    return jobs[start:end], {"NextToken": names[end - 1]} if end < len(jobs) else {}
 
 
 def _holds(expression: dict[str, Any], record: dict[str, Any]) -> bool:
@@ -124,7 +131,7 @@ def _like(value: Any, wanted: str) -> Any:
 
 
 def _order(record: dict[str, Any], field: str) -> tuple[int, Any]:
-    """What a job is sorted by; jobs that do not have the property are the least."""
+    """The sort key of a job; jobs that do not have the property are the least."""
     values = [value for value in _values(record, field) if not isinstance(value, dict)]
     if not values:
         return (0, 0)

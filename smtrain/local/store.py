@@ -28,6 +28,7 @@ from smtrain.aws.local_plane import ACCOUNT
 from smtrain.local import room
 from smtrain.local.blobs import Blob, BlobFolder
 from smtrain.local.index import Adopted, ObjectIndex, opened, restore
+from smtrain.local.links import KEY_BYTES
 
 
 class _Request(threading.local):
@@ -157,10 +158,10 @@ def _keeping(method: Any) -> Any:
         if request.method == "POST" and upload and bucket and upload not in bucket.multiparts:  # moto would fail
             body = "<Error><Code>NoSuchUpload</Code><Message>The specified upload does not exist.</Message></Error>"
             return 404, {"Content-Type": "application/xml"}, body
-        if size > 1024 and request.method in ("PUT", "POST"):
+        if size > KEY_BYTES and request.method in ("PUT", "POST"):
             while request.stream.read(1 << 20):  # a client that still sends would see a broken pipe
                 pass
-            said = f"the key has {size} bytes and may have 1024 bytes; choose a shorter one"
+            said = f"the key has {size} bytes and may have {KEY_BYTES} bytes; choose a shorter one"
             body = f"<Error><Code>KeyTooLongError</Code><Message>{said}</Message></Error>"
             return 400, {"Content-Type": "application/xml"}, body
         try:

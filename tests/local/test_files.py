@@ -1,4 +1,4 @@
-"""Folders that jobs have left: opened, removed and measured whatever they hold."""
+"""Files and folders that jobs have left are opened, removed and measured safely."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.local.files import make_folder, opened, remove, within
+from smtrain.aws.local_written import opened
+from smtrain.local.files import make_folder, remove, within
 from smtrain.local.usage import usage
 
 
@@ -42,7 +43,7 @@ def test_only_regular_files_are_opened_and_nothing_is_waited_for(tmp_path: Path)
         assert file.read() == b"text"
     for name in ("pipe", "link", ".", "none"):
         with pytest.raises(OSError, match=r"."):
-            opened(tmp_path / name)
+            opened(tmp_path / name, links=False)
 
 
 def test_what_is_no_folder_goes_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
