@@ -45,11 +45,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from smtrain.aws.local_plane import BUCKET, ROLE  # noqa: E402
+from smtrain.aws.local_plane import BUCKET  # noqa: E402
 from smtrain.facts.sagemaker import ENDED, LOG_GROUP  # noqa: E402
 from tests.local import hostile_job as hostile  # noqa: E402
 from tests.local.hostile_job import Plan, plan_of  # noqa: E402
-from tests.local.planes import NoStartError, Server, causes, scratch, traces  # noqa: E402
+from tests.local.planes import NoStartError, Server, causes, request_of, scratch, traces  # noqa: E402
 
 BLOCK = 25
 RESTARTED = "the local control plane was restarted"
@@ -147,28 +147,22 @@ class Home:
 
     def create(self, name: str, arguments: list[str], metrics: list[tuple[str, str]], plan: Plan | None) -> None:
         source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/code", "S3DataDistributionType": "FullyReplicated"}
-        request = {
-            "TrainingJobName": name,
-            "RoleArn": ROLE,
-            "AlgorithmSpecification": {
-                "TrainingImage": "image",
-                "TrainingInputMode": "File",
-                "ContainerEntrypoint": ["python3"],
-                "ContainerArguments": ["-I", "-S", "../input/data/code/hostile_job.py", *arguments],
-                "MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in metrics],
+        request = request_of(
+            name,
+            ["python3", "-I", "-S", "../input/data/code/hostile_job.py", *arguments],
+            algorithm={"MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in metrics]},
+            resources={
+                "InstanceCount": plan.hosts if plan else 1,
+                **({"KeepAlivePeriodInSeconds": 1} if plan and plan.warm else {}),
             },
-            "InputDataConfig": [{"ChannelName": "code", "DataSource": {"S3DataSource": source}}],
-            "OutputDataConfig": {
+            InputDataConfig=[{"ChannelName": "code", "DataSource": {"S3DataSource": source}}],
+            OutputDataConfig={
                 "S3OutputPath": f"s3://{BUCKET}/out",
                 "CompressionType": "GZIP" if plan and plan.archive else "NONE",
             },
-            "CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"},
-            "ResourceConfig": {
-                "InstanceType": "ml.m5.large", "InstanceCount": plan.hosts if plan else 1, "VolumeSizeInGB": 1,
-                **({"KeepAlivePeriodInSeconds": 1} if plan and plan.warm else {}),
-            },
-            "StoppingCondition": {"MaxRuntimeInSeconds": plan.limit if plan else 120},
-        }  # fmt: skip
+            CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"},
+            StoppingCondition={"MaxRuntimeInSeconds": plan.limit if plan else 120},
+        )
         with self.lock:
             self.running[name] = plan
             if plan and "huge" in plan.families:

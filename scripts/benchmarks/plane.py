@@ -13,7 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from smtrain.aws.local_plane import Endpoint, ensure_running, shut_down
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from smtrain.aws.local_plane import Endpoint, ensure_running, shut_down  # noqa: E402
+from tests.local.planes import request_of  # noqa: E402
 
 SMALL = "for n in $(seq 100); do echo step=$n loss=0.$n; done; echo model > /opt/ml/model/weights"
 LINE = "f'step={n} loss={1 / (n + 1):.6f} ' + 'x' * 70 + '\\n'"
@@ -39,17 +43,17 @@ def main() -> None:
 def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
     """MB of the plane after a third, two thirds and all of the small jobs, then while the large one writes."""
     client = endpoint.session().client("sagemaker")
-    run(client, endpoint, "first", ["bash", "-c", SMALL])
+    run(client, "first", ["bash", "-c", SMALL])
     told: dict[str, Any] = {"start_mb": resident(endpoint.pid)}
     for n in range(options.jobs):
-        run(client, endpoint, f"small-{n}", ["bash", "-c", SMALL])
+        run(client, f"small-{n}", ["bash", "-c", SMALL])
         if (n + 1) % max(1, options.jobs // 3) == 0:
             told[f"after_{n + 1}_jobs_mb"] = resident(endpoint.pid)
     peak, slowest, ended = Peak(endpoint.pid), 0.0, threading.Event()
     began = time.monotonic()
     with peak:
         program = FLOOD.replace("LINES", str(options.megabytes * 10_000))
-        thread = threading.Thread(target=lambda: told_of(ended, client, endpoint, program))
+        thread = threading.Thread(target=lambda: told_of(ended, client, program))
         thread.start()
         mine = endpoint.session().client("sagemaker")
         while not ended.wait(0.5):
@@ -65,30 +69,22 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
     return told
 
 
-def told_of(ended: threading.Event, client: Any, endpoint: Endpoint, program: str) -> None:
+def told_of(ended: threading.Event, client: Any, program: str) -> None:
     """Run the one large job, and say when it has ended however that was."""
     try:
-        run(client, endpoint, "flood", [sys.executable, "-c", program])
+        run(client, "flood", [sys.executable, "-c", program])
     finally:
         ended.set()
 
 
-def run(client: Any, endpoint: Endpoint, name: str, command: list[str]) -> None:
+def run(client: Any, name: str, command: list[str]) -> None:
     """Run one job to its end."""
     pieces = [command[2][i : i + 200] for i in range(0, len(command[2]), 200)]
     entry = [command[0], "-c", 'eval "$(IFS=; echo "$*")"', "bash", *pieces] if command[0] == "bash" else None
     entry = entry or [command[0], "-c", "import sys; exec(''.join(sys.argv[1:]))", *pieces]
-    client.create_training_job(
-        TrainingJobName=name,
-        RoleArn=endpoint.role,
-        AlgorithmSpecification={
-            "TrainingImage": "image", "TrainingInputMode": "File", "ContainerEntrypoint": entry[:1],
-            "ContainerArguments": entry[1:], "MetricDefinitions": [{"Name": "loss", "Regex": r"loss=(\S+)"}],
-        },
-        OutputDataConfig={"S3OutputPath": f"s3://{endpoint.bucket}/out"},
-        ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
-        StoppingCondition={"MaxRuntimeInSeconds": 3600},
-    )  # fmt: skip
+    metrics = {"MetricDefinitions": [{"Name": "loss", "Regex": r"loss=(\S+)"}]}
+    limit = {"MaxRuntimeInSeconds": 3600}
+    client.create_training_job(**request_of(name, entry, algorithm=metrics, StoppingCondition=limit))
     while (job := client.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] == "InProgress":
         time.sleep(0.05)
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")

@@ -22,6 +22,8 @@ from smtrain.testing.switches import Plane
 from tests import docker
 from tests.processes import commands
 
+from .planes import request_of
+
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "/aws/sagemaker/TrainingJobs"
 GRACE = 1.5
@@ -98,25 +100,8 @@ class Client:
         """A CreateTrainingJob request; `changes` replace its top-level keys, `hosts` the instance count."""
         name = f"test-{time.time_ns()}-{next(self._numbers)}"
         argv = within_limits(["bash", "-c", command] if isinstance(command, str) else command)
-        request = {
-            "TrainingJobName": name,
-            "RoleArn": self.endpoint.role,
-            "AlgorithmSpecification": {
-                "TrainingImage": "image",
-                "TrainingInputMode": "File",
-                "ContainerEntrypoint": argv[:1],
-                "ContainerArguments": argv[1:],
-                **changes.pop("algorithm", {}),
-            },
-            "OutputDataConfig": {"S3OutputPath": f"s3://{self.bucket}/out"},
-            "ResourceConfig": {
-                "InstanceType": "ml.m5.large",
-                "InstanceCount": changes.pop("hosts", 1),
-                "VolumeSizeInGB": 1,
-            },
-            "StoppingCondition": {"MaxRuntimeInSeconds": 600},
-            **changes,
-        }
+        resources = {"InstanceCount": changes.pop("hosts", 1)}
+        request = request_of(name, argv, resources=resources, **changes)
         return {k: v for k, v in request.items() if v is not None}
 
     def start(self, command: str | list[str], **changes: Any) -> str:

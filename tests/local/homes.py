@@ -22,10 +22,10 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from smtrain.aws.local_plane import BUCKET, REGION, ROLE
+from smtrain.aws.local_plane import BUCKET, REGION
 from smtrain.facts.sagemaker import ENDED, LOG_GROUP
 from smtrain.testing.switches import Plane
-from tests.local.planes import Forks, NoStartError, Server, causes
+from tests.local.planes import Forks, NoStartError, Server, causes, request_of
 
 WAYS = ("half", "empty", "random", "folder", "types", "removed", "foreign")
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -82,27 +82,8 @@ class Calls:
         return _made[address]
 
     def create(self, name: str, command: str, **more: Any) -> None:
-        resources = {
-            "InstanceType": "ml.m5.large",
-            "InstanceCount": 1,
-            "VolumeSizeInGB": 1,
-            **more.pop("resources", {}),
-        }
-        request = {
-            "TrainingJobName": name,
-            "RoleArn": ROLE,
-            "AlgorithmSpecification": {
-                "TrainingImage": "image",
-                "TrainingInputMode": "File",
-                "ContainerEntrypoint": ["sh"],
-                "ContainerArguments": ["-c", command],
-                **more.pop("algorithm", {}),
-            },
-            "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/out", "CompressionType": "NONE"},
-            "ResourceConfig": resources,
-            "StoppingCondition": {"MaxRuntimeInSeconds": 600},
-            **more,
-        }
+        output = {"S3OutputPath": f"s3://{BUCKET}/out", "CompressionType": "NONE"}
+        request = request_of(name, ["sh", "-c", command], **{"OutputDataConfig": output, **more})
         self.sagemaker.create_training_job(**request)
 
     def wait(self, name: str, until: Callable[[dict[str, Any]], Any], seconds: float = 90.0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Control planes for fuzzers: homes that can be removed whatever a job left in them, and servers that may not start.
+"""Control planes for fuzzers: homes that can always be removed, servers that may not start, and requests for jobs.
 
     python -m tests.local.planes
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from botocore.config import Config
 
-from smtrain.aws.local_plane import Endpoint, running, state_folder
+from smtrain.aws.local_plane import BUCKET, ROLE, Endpoint, running, state_folder
 from smtrain.aws.local_server import server_environment
 from smtrain.local.processes import runs
 
@@ -30,6 +30,24 @@ ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 SILENCE = 20.0
 """Seconds until a call counts as not answered."""
+
+
+def request_of(name: str, command: list[str], **more: Any) -> dict[str, Any]:
+    """A CreateTrainingJob request; `algorithm` and `resources` add to those parts, anything else to the whole."""
+    return {
+        "TrainingJobName": name,
+        "RoleArn": ROLE,
+        "AlgorithmSpecification": {
+            "TrainingImage": "image", "TrainingInputMode": "File", "ContainerEntrypoint": command[:1],
+            "ContainerArguments": command[1:], **more.pop("algorithm", {}),
+        },
+        "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/out"},
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1, **more.pop("resources", {}),
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": 600},
+        **more,
+    }  # fmt: skip
 
 
 class NoStartError(Exception):
