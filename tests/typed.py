@@ -15,7 +15,7 @@ from smtrain import cli
 
 
 def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `smtrain WORDS` does, 200 columns wide and with nothing to read, as a process of its own would tell it."""
+    """Call `smtrain WORDS`, 200 columns wide and with nothing to read; the result is that of a process of its own."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     with (
         pytest.MonkeyPatch.context() as patch, open(os.devnull) as nothing,

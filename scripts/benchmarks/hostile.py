@@ -75,7 +75,7 @@ class Fault:
 
 @dataclass
 class Totals:
-    """What all homes together came to."""
+    """Totals over all homes."""
 
     jobs: int = 0
     neighbours: int = 0
@@ -353,7 +353,7 @@ class Home:
             return None
         if job["TrainingJobStatus"] != "Completed":
             return fault(f"{job['TrainingJobStatus']} {reason!r}")
-        # Where the kernel has no namespaces, the log says so in a line.
+        # If the kernel has no namespaces, the log says so in a line.
         if (lines := [line for line in self.lines(name) if not line.startswith("smtrain: ")]) != (
             hostile.neighbour_lines()
         ):

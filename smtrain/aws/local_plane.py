@@ -84,7 +84,7 @@ class Endpoint:
             "AWS_EC2_METADATA_DISABLED": "true",
             "NO_PROXY": direct,
             "no_proxy": direct,
-            # Both SDKs would ask the real STS for the account, whatever AWS_ENDPOINT_URL says, to name a bucket.
+            # Both SDKs would ask the real STS for the account, in spite of AWS_ENDPOINT_URL, to name a bucket.
             **({"SAGEMAKER_USER_CONFIG_OVERRIDE": str(defaults)} if defaults.is_file() else {}),
         }
 

@@ -70,7 +70,7 @@ class BlobFolder:
         make_folder(root)
 
     def path(self, name: str) -> Path:
-        """Where a body lies. Raises ValueError for a name that is none of ours."""
+        """The path of a body. Raises ValueError for a name that is none of ours."""
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a body")
         return self.root / name[:2] / name

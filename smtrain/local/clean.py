@@ -131,7 +131,7 @@ def plan(
 
 
 def _strays(endpoint: Endpoint) -> Iterable[Path]:
-    """What lies among the folders of jobs and has no record: their records were set aside, or a removal was cut off."""
+    """Folders of jobs without a record: it was set aside, or a removal was cut off."""
     for folder in (state_folder(endpoint.home) / "jobs").iterdir():
         with suppress(OSError):
             if not (folder / "job.json").exists() and time.time() - folder.lstat().st_mtime > STRAY_SECONDS:

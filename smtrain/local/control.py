@@ -39,7 +39,7 @@ def _map_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
 
 
-# What each call takes. A value of another type would do its harm later, in every request that meets it.
+# The keys of each call and their types. A value of another type would do harm later, in every request that meets it.
 TAKES: dict[str, dict[str, Callable[[Any], bool]]] = {
     "faults": {
         "clear": _flag, "operations": _list_of(_text), "throttle": _number, "errors": _number, "drops": _number,
@@ -74,7 +74,7 @@ NEEDS = {
 
 
 def _checked(name: str, asked: Any) -> dict[str, Any]:
-    """What a call is asked, without what is null. Raises ValueError for anything that it does not take."""
+    """The keys that a call is given, without null ones. Raises ValueError for a key or value that it does not take."""
     if not isinstance(asked, dict):
         raise ValueError("the body must be a JSON object")
     given = {key: value for key, value in asked.items() if value is not None}

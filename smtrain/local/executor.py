@@ -69,7 +69,7 @@ class Executor:
                 job = JobRecord.load(folder)
                 if not job.ended:
                     job.finish("Failed", reason=RESTARTED)
-            except Exception as error:  # whatever its record makes of it, the other jobs are brought back
+            except Exception as error:  # of this record; the other jobs are brought back
                 with contextlib.suppress(OSError):
                     set_aside(folder / "job.json", f"is damaged ({error!r:.200})")
                 continue

@@ -138,7 +138,7 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
         # The index was lost: what a later one does not name would be removed.
         set_aside(blobs.root, "holds objects that no index names")
         make_folder(blobs.root)
-    # Of a row whatever it holds: what one makes of its reading leaves out that one alone.
+    # Any error is of one row, and leaves out that row alone.
     for row in index.db.execute(BUCKETS).fetchall():
         try:
             name, text = map(_text, row)

@@ -46,7 +46,7 @@ class JobRun(threading.Thread):
         except Exception as error:
             traceback.print_exc()
             end = End("Failed", None, self.executor.fault_of(error))
-        # Whatever one step raises, the next is taken: a job that has ended says so, and leaves nothing.
+        # If one step fails, the next is taken: a job that has ended says so, and leaves nothing.
         self._try(self.attempt.end_processes)
         self._try(lambda: self._leave(end))
         if not self.job.ended:

@@ -114,7 +114,7 @@ class JobRecord:
 
     @staticmethod
     def load(folder: Path) -> JobRecord:
-        """Raises whatever a damaged record makes of reading it and of all that is asked of a job."""
+        """Read a record. A damaged one raises any kind of exception."""
         with opened(folder / "job.json", links=False) as text:
             kept = json.loads(text.read())
         job = JobRecord(kept["request"], kept["arn"], folder, kept["state"])

@@ -70,7 +70,7 @@ class Tree:
         self.left_out[name] = _unreadable(error)
 
     def sentences(self, folder: str) -> list[str]:
-        """What a host's log says of what was left out of a folder, a line for each reason."""
+        """Lines for the host's log about files that were left out of a folder, one for each reason."""
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.left_out.items():
             by_reason.setdefault(reason, []).append(shown(name))

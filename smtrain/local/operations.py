@@ -27,7 +27,7 @@ OURS = frozenset(
         "ListTrainingJobs", "Search", "StopTrainingJob", "UpdateTrainingJob",
     )
 )  # fmt: skip
-# What `smtrain deploy`, `register`, `tune` and `pipeline` make here: records that moto keeps.
+# Those of `smtrain deploy`, `register`, `tune` and `pipeline`: moto keeps their records.
 PASSED_ON = frozenset(
     (
         "CreateEndpoint", "CreateEndpointConfig", "CreateHyperParameterTuningJob", "CreateModel", "CreateModelPackage",
@@ -111,7 +111,7 @@ def named(environ: dict[str, Any]) -> tuple[str, str]:
         for verb, pattern, keys, headers, name in _routes(model)
         if verb == method and pattern.fullmatch(path) and keys <= query.keys() and headers <= environ.keys()
     ]
-    # The operation that names most of the query: PutObject fits whatever is put.
+    # The operation that names most of the query: PutObject fits every PUT.
     return service, max(fitting)[2] if fitting else f"{method} {path}"
 
 

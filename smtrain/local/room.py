@@ -55,7 +55,7 @@ def probe(state: Path) -> None:
 
 
 def sentence(error: BaseException, state: Path) -> str | None:
-    """What to tell about a disk that takes no more, or may not be written; None for any other error."""
+    """A sentence about a disk that takes no more, or may not be written; None for any other error."""
     number = disk_number(error)
     if number is None:
         return _forbidden(error, state.parent)
@@ -73,7 +73,7 @@ def sentence(error: BaseException, state: Path) -> str | None:
 
 
 def _forbidden(error: BaseException, home: Path) -> str | None:
-    """What to tell about a file of the home that this user may not touch; None for any other error."""
+    """A sentence about a file of the home that this user may not touch; None for any other error."""
     if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM):
         return None
     for name in (error.filename, error.filename2):

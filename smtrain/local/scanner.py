@@ -36,7 +36,7 @@ class Scanner:
         self._process: subprocess.Popen[bytes] | None = None
 
     def find(self, patterns: list[str], lines: list[str]) -> list[list[str] | str]:
-        """What the first group of each pattern matches in the lines, in their order; a text says why a pattern cannot
+        """Matches of the first group of each pattern in the lines, in their order; a text says why a pattern cannot
         be tried. Raises OSError if no process can be started."""
         found: list[list[str] | str] = []
         with self._lock:

@@ -76,7 +76,7 @@ def _bind(app: Any, port: int, previous_url: str) -> Any:
 
 
 def _previous(state: Path) -> dict[str, Any]:
-    """What the last server has written about itself, as far as it is well-formed; a damaged file is set aside."""
+    """The well-formed fields of the last server's endpoint.json; a damaged file is set aside."""
     found, path = endpoint_fields(state), state / ENDPOINT
     if os.path.lexists(path) and not {"url", "pid", "access_key", "secret_key"} <= found.keys():
         set_aside(path, "is damaged")

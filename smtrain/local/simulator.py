@@ -26,7 +26,7 @@ from smtrain.local.refusals import HERE
 
 PAGE = 100
 CALLER = f"arn:aws:sts::{ACCOUNT}:user/moto"
-"""Who GetCallerIdentity says that the caller is."""
+"""The caller, as GetCallerIdentity names it."""
 _ALL = '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}'
 _KINDS = re.compile(rf"arn:aws:iam::{ACCOUNT}:(role|user|group)/(?:.*/)?([^/]+)")
 

@@ -31,7 +31,7 @@ UPLOADED = ("model", "checkpoints", "output/data")
 CACHE = "sagemaker/warmpoolcache"
 BAIT = "a" * 41 + "!"
 LINES = 200
-"""What the neighbour prints."""
+"""Lines of the neighbour."""
 
 # Names that S3 takes as they are; each must arrive.
 FINE = (
@@ -68,7 +68,7 @@ SIGNALS = ("SIGSEGV", "SIGABRT", "SIGKILL", "SIGTERM", "SIGHUP", "SIGBUS")
 
 @dataclass
 class Plan:
-    """What a seed stands for: the steps, the end, and the request."""
+    """The job of a seed: the steps, the end, and the request."""
 
     seed: int
     steps: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Whatever a job prints or leaves behind reaches no further than that line, file or job."""
+"""A job's odd output or file affects that line, file or job alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the shared folder: a job's last words, whatever it has left in their place."""
+"""A job's last words are read from the shared folder, and a pipe or folder in their place is passed over."""
 
 from __future__ import annotations
 
