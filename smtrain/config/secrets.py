@@ -156,11 +156,18 @@ def has_library() -> bool:
 
 def _library(text: str) -> list[str]:
     """What the library knows. It is loaded when there is something that our own rules know nothing of."""
-    if not _with_library or not re.search(r"[\w-]{16,}|://", text):
+    if not _with_library or not _unknown(text):
         return []
     lines = [line for line in text.splitlines()[-_LINES:] if len(line) <= _LENGTH]
     found = (found for line in lines for detector in _detectors() for found in detector.analyze_string(line))
     return [str(part) for part in found if len(str(part)) > 3]
+
+
+def _unknown(text: str) -> bool:
+    """Whether one of the library's patterns can match: each takes a run that is not words alone, or a login in a URL."""
+    if "_authToken" in text or re.search(r"://\S*@", text):
+        return True
+    return any(not _WORD.fullmatch(run) for run in re.findall(r"[\w-]{16,}", text))
 
 
 @cache

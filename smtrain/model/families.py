@@ -7,7 +7,7 @@ Pure Python: the client and the planner read it without torch. Names are those o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -181,18 +181,40 @@ class ModelShape:
     @cached_property
     def specs(self) -> tuple[Spec, ...]:
         """Every parameter in the order of the forward pass. Of a tied pair only the embedding is listed."""
-        f = FAMILIES[self.family]
-        table = (self.vocab, self.hidden)
-        out = [Spec(self.embed_name, Role.VOCAB, table)]
+        f, parts = FAMILIES[self.family], self._layer
+        layers = (
+            replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}") for i in range(self.layers) for s in parts
+        )
+        first, last = self._ends
+        return (*first, *layers, *last)
+
+    @cached_property
+    def _layer(self) -> tuple[Spec, ...]:
+        """The parameters of one decoder layer, by their names within it."""
+        return tuple(block(self))
+
+    @cached_property
+    def _ends(self) -> tuple[list[Spec], list[Spec]]:
+        """The parameters before the first decoder layer, and those after the last."""
+        f, table = FAMILIES[self.family], (self.vocab, self.hidden)
+        first = [Spec(self.embed_name, Role.VOCAB, table)]
         if self.positions_name is not None and self.positions is not None:
-            out.append(Spec(self.positions_name, Role.WHOLE, (self.positions, self.hidden)))
-        parts = list(block(self))
-        for i in range(self.layers):
-            out += [replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}") for s in parts]
-        out += norm(f"{f.prefix}.{f.norm}", self.hidden, f.norm_bias)
+            first.append(Spec(self.positions_name, Role.WHOLE, (self.positions, self.hidden)))
+        last = list(norm(f"{f.prefix}.{f.norm}", self.hidden, f.norm_bias))
         if not self.tied:
-            out.append(Spec(self.head_name, Role.VOCAB, table))
-        return tuple(out)
+            last.append(Spec(self.head_name, Role.VOCAB, table))
+        return first, last
+
+    def _numbers(self, counted: Callable[[Spec], bool] = lambda spec: True) -> int:
+        """How many numbers the parameters have that count; all layers are alike, so one of them is looked at."""
+        ends = sum(s.size for part in self._ends for s in part if counted(s))
+        return ends + self.layers * sum(s.size for s in self._layer if counted(s))
+
+    @property
+    def largest(self) -> int:
+        """Numbers of the biggest parameter."""
+        first, last = self._ends
+        return max(s.size for s in (*first, *self._layer, *last))
 
     @property
     def embed_name(self) -> str:
@@ -222,7 +244,7 @@ class ModelShape:
 
     def parameters(self) -> int:
         """How many numbers the model has; a tied matrix counts once."""
-        return sum(s.size for s in self.specs)
+        return self._numbers()
 
     def flops_per_token(self, seq_len: int) -> float:
         """Floating-point operations of one token's forward and backward pass, for MFU; recomputation not counted.
@@ -232,7 +254,7 @@ class ModelShape:
         size, T the sequence length, or the sliding window where that is shorter. As there, the causal mask is not
         counted as a saving.
         """
-        multiplied = sum(s.size for s in self.specs if len(s.shape) > 1) - (self.positions or 0) * self.hidden
+        multiplied = self._numbers(lambda spec: len(spec.shape) > 1) - (self.positions or 0) * self.hidden
         if not self.tied:
             multiplied -= self.vocab * self.hidden
         span = min(seq_len, self.sliding_window or seq_len)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,8 @@ from smtrain.planner.warnings import memory_warnings, run_warnings
 from smtrain.planner.workload import described_of, shape_of, taken_by_name, text_bytes, work_of
 
 RankBy = Literal["time", "cost"]
+_SHOWN = 5
+"""Choices that a plan shows."""
 
 
 @public
@@ -105,21 +108,24 @@ def plan(
     found = by_time(config)
     by_cost = rank_by == "cost" or (deadline_hours is not None and budget is None)
     narrowed = budget is not None or deadline_hours is not None
-    kept = found
-    if not by_cost and not narrowed:  # only these are shown
-        kept = found[:5] + [c for c in found[5:] if c.machine == own][:1]
+    if by_cost or narrowed:
+        kept = [*_legal(config, found)]
+    else:  # only these are shown
+        kept = [*islice(_legal(config, found), _SHOWN)]
+        others = (c for c in found if c.machine == own and c not in kept)
+        kept += islice(_legal(config, others), 1)
     priced = [(c, _cost(config, work, c.machine, steps, c.step_s, known)) for c in kept]
     held = Limits(budget, deadline_hours)
     choices = [way for way in priced if held.kept(way[1])]
     choices.sort(key=lambda way: dollars(way[1]) if by_cost else way[1].train_hours)
     beyond = held.relaxed(priced)
-    unpriced = _unpriced(found, config, known) if budget is not None else []
+    unpriced = _unpriced(kept, config, known) if budget is not None else []
     if best or machines or narrowed:
         if not choices:
-            if unpriced and len(unpriced) == len({c.machine.type for c in found}):
+            if unpriced and len(unpriced) == len({c.machine.type for c in kept}):
                 what = _no_price(" and ".join(unpriced), "spot" if config.compute.spot else "on_demand")
                 raise ConfigError([f"budget: {what}, so whether it is kept cannot be known; give one with --prices"])
-            within = f" within {' and '.join(held.given)}" if held.given and found else ""
+            within = f" within {' and '.join(held.given)}" if held.given and kept else ""
             ways = "".join(f", or {way}" for way in beyond)
             raise ConfigError(
                 [f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}"]
@@ -128,7 +134,7 @@ def plan(
         work, _ = work_of(config, shape, _engine(config, own))
     made = _plan(config, work, own, mesh, choices, known, corrected)
     same = next((c for c, _ in choices if c.machine == own), None)
-    beyond += larger_batch(config, same, by_time)
+    beyond += larger_batch(config, same, lambda larger: _legal(larger, by_time(larger)))
     made = replace(made, relaxed=tuple(beyond))
     left_out = f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
     return replace(made, warnings=(*made.warnings, left_out)) if unpriced else made
@@ -152,7 +158,7 @@ def _no_price(type_: str, option: str) -> str:
 
 
 def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
-    """The meshes of all these machines that fit, fastest first, each by the engine that runs on it."""
+    """The meshes of all these machines that fit, each by the engine that runs on it."""
     found: list[Candidate] = []
     shape = shape_of(config)
     for engine in ENGINES:
@@ -160,9 +166,13 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
         if config.target == "aws":
             some = [m for m in some if engine_fault(engine, m.type) is None]
         work, recompute = work_of(config, shape, engine)
-        legal = (c for c in search(work, some, recompute=recompute) if accepted(config, c.machine, c.mesh, engine))
-        found += legal
-    return sorted(found, key=lambda c: c.step_s)
+        found += search(work, some, recompute=recompute)
+    return found
+
+
+def _legal(config: JobConfig, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Those of these meshes that the checks of the config take; each is looked at when it is asked for."""
+    return (c for c in found if accepted(config, c.machine, c.mesh, _engine(config, c.machine)))
 
 
 def _plan(
@@ -246,7 +256,7 @@ def _plan(
         save_interval_steps=max(1, round(lost.best_interval_s / step.total)) if lost and step else None,
         checkpoint_gib=checkpoint_bytes(work) / GIB,
         choices=tuple(
-            Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB) for c, b in choices[:5]
+            Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB) for c, b in choices[:_SHOWN]
         ),
     )
 

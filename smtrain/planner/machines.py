@@ -147,7 +147,7 @@ class Work:
     @property
     def parameters(self) -> int:
         """Numbers of the model."""
-        return _parameters(self.shape)
+        return self.shape.parameters()
 
     @property
     def width(self) -> int:
@@ -250,11 +250,6 @@ def named_shape(name: str) -> ModelShape | None:
 def _plain(name: str) -> str:
     name = name.lower().replace("_", "-").replace(" ", "-").removeprefix("meta-").removesuffix("-hf")
     return name.replace("llama2", "llama-2").replace("llama3", "llama-3")
-
-
-@cache
-def _parameters(shape: ModelShape) -> int:
-    return shape.parameters()
 
 
 @cache

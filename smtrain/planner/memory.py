@@ -55,7 +55,8 @@ class HostMemory:
 
 def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMemory:
     """The peak of a rank of pipeline stage `stage`: the larger of a micro-batch's moments and the optimizer's step."""
-    held, numbers = stage_numbers(work.shape, mesh, stage), trained_numbers(work, mesh, stage)
+    numbers = trained_numbers(work, mesh, stage)
+    held = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
     shard = -(-numbers // mesh.dp)
     padded, width = shard * mesh.dp, work.width
     trained = 4 if work.lora else width  # adapters are fp32, and their own masters
@@ -66,7 +67,7 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
     if step > kept + logits + passing:
         kept, logits, passing = 0.0, 0.0, step
     return CoreMemory(
-        weights=padded * trained + (-(-held // mesh.dp) * mesh.dp * width if work.lora else 0.0),
+        weights=padded * trained + -(-held // mesh.dp) * mesh.dp * width,
         gradients=4.0 * padded + (4.0 * shard if apart else 0),
         optimizer=(8.0 + (4.0 if trained == 2 else 0)) * shard,
         activations=kept,

@@ -87,7 +87,8 @@ def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
     return [(pp, dp) for pp, dp in pairs if batch % dp == 0]
 
 
-_Shared = dict[tuple[float, bool], dict[Mesh, float]]
+_Needs = dict[Mesh, dict[int, float]]  # bytes of a core of each stage that was looked at
+_Shared = dict[bool, _Needs]
 _Slot = tuple[int, Recompute, float, float]  # micro-batch, recomputation, seconds of a slot and of a middle one
 _Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int], list[_Slot]]]
 
@@ -99,8 +100,8 @@ class _Ways:
         self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared, slots: _Slots
     ) -> None:
         self._work, self._machine, self._recompute = work, machine, recompute
-        # Types that differ in their network alone hold the same.
-        self._needs = shared.setdefault((machine.core_bytes, machine.accelerated), {})
+        # A mesh needs the same on all types that have a runtime on their cores.
+        self._needs = shared.setdefault(machine.accelerated, {})
         self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
         self._slots: dict[tuple[int, int], tuple[float, list[_Slot]]] = {}
@@ -132,18 +133,18 @@ class _Ways:
             if m >= too_big.get(r, m + 1):
                 continue  # more micro-batch never needs less
             mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp))
-            if mesh not in self._needs:
-                self._needs[mesh] = self._need(mesh)
-            if (need := self._needs[mesh]) <= ROOM * machine.core_bytes:
+            if (need := self._need(mesh)) <= ROOM * machine.core_bytes:
                 return mesh, seconds, need
             too_big[r] = m
         return None
 
     def _need(self, mesh: Mesh) -> float:
         """Bytes of the worst core; of the first stage that does not fit where one does not."""
-        need = 0.0
+        need, known = 0.0, self._needs.setdefault(mesh, {})
         for stage in telling_stages(self._work, mesh):
-            need = max(need, core_memory(self._work, self._machine, mesh, stage).total)
+            if stage not in known:
+                known[stage] = core_memory(self._work, self._machine, mesh, stage).total
+            need = max(need, known[stage])
             if need > ROOM * self._machine.core_bytes:
                 break
         return need

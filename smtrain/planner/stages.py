@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from smtrain.config import JobConfig, Stage
@@ -62,7 +61,7 @@ def need(
     each = width(config.train.precision)
     weights = float(shape.parameters() * each)
     moved = weights / (a["s3_gb_per_s"] * 1e9)
-    largest = 4.0 * max(prod(spec.shape) for spec in shape.specs)
+    largest = 4.0 * shape.largest
     merged = weights if config.train.adapter is not None else 0.0
     if stage in ("generate", "evaluate"):
         cache = cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, each)
