@@ -61,9 +61,9 @@ class Factor:
     scale: float
 
     def delta(self, rows: tuple[int, int], columns: tuple[int, int]) -> Bits:
-        """A window of scale * B A, in fp32."""
+        """A window of scale * B A, in fp32; this thread's next one takes its place."""
         a, b = self.a[:, slice(*columns)], self.b[slice(*rows)]
-        out: Bits = np.empty((len(b), a.shape[1]), np.float32)
+        out = dtypes.room("delta", (len(b), a.shape[1]), "<f4")
         # Each product is too small for numpy's BLAS to spread over threads, of which a conversion has its own.
         step = max(1, _ON_ONE_THREAD // max(1, a.size))
         for start in range(0, len(b), step):

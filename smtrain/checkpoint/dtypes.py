@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _CACHED = 1 << 16  # numbers converted together
+_rooms = threading.local()
 Bits = np.ndarray[Any, np.dtype[Any]]
 """An array of unsigned integers, each the bits of one number."""
 
@@ -62,8 +65,12 @@ def cast(bits: Bits, old: DType, new: DType) -> Bits:
     if old == new:
         return bits
     out: Bits = np.empty(bits.shape, new.bits)
-    for rows in cached_rows(bits):
-        out[rows] = _encode(values(bits[rows], old), new)
+    wide = "<f8" if old == FP64 else "<f4"
+    with np.errstate(all="ignore"):  # what does not fit becomes infinite
+        for rows in cached_rows(bits):
+            numbers = room("cast", bits[rows].shape, wide)
+            widen(bits[rows], old, numbers)
+            narrow(numbers, new, out[rows])
     return out
 
 
@@ -84,21 +91,43 @@ def values(bits: Bits, dtype: DType) -> Bits:
     return bits.view(kind if kind == "?" else f"<{kind}{dtype.itemsize}")
 
 
-def _encode(numbers: Bits, dtype: DType) -> Bits:
-    with np.errstate(all="ignore"):  # what does not fit becomes infinite
-        if dtype != BF16:
-            return numbers.astype(f"<f{dtype.itemsize}").view(dtype.bits)
-        numbers = numbers.astype("<f4")
+def widen(bits: Bits, dtype: DType, out: Bits) -> None:
+    """Write the numbers into `out`, which is fp32, or fp64 if they are."""
+    if dtype == BF16:
+        wide = out.view("<u4")
+        wide[...] = bits
+        wide <<= 16
+    else:
+        out[...] = values(bits, dtype)
+
+
+def narrow(numbers: Bits, dtype: DType, out: Bits) -> None:
+    """Write fp32 or fp64 numbers, rounded to the nearest, ties to even, as bits of a floating-point type."""
+    if dtype != BF16:
+        out.view(f"<f{dtype.itemsize}")[...] = numbers
+        return
+    numbers = numbers.astype("<f4", copy=False)
     wide = numbers.view("<u4")
-    rounded: Bits = wide >> 16
+    rounded = np.right_shift(wide, 16, out=room("rounded", numbers.shape, "<u4"))
     rounded &= 1
     rounded += 0x7FFF
     rounded += wide
     rounded >>= 16
-    out: Bits = rounded.astype("<u2")
-    if (nan := np.isnan(numbers)).any():
-        out[nan] = 0x7FC0  # adding to a NaN's payload may carry it into infinity
-    return out
+    out[...] = rounded
+    if np.isnan(numbers.max(initial=-np.inf)):
+        out[np.isnan(numbers)] = 0x7FC0  # adding to a NaN's payload may carry it into infinity
+
+
+def room(name: str, shape: tuple[int, ...], kind: str) -> Bits:
+    """An array of this thread to compute in, overwritten by the next of its name.
+
+    Fresh memory is cleared by the kernel page by page, which takes longer than the sums that are done in it.
+    """
+    size = prod(shape)
+    held: dict[tuple[str, str], Bits] = _rooms.__dict__
+    if (found := held.get((name, kind))) is None or found.size < size:
+        found = held[name, kind] = np.empty(size, kind)
+    return found[:size].reshape(shape)
 
 
 def tensor(bits: Bits, dtype: DType) -> torch.Tensor:

@@ -74,14 +74,17 @@ class Merged(Wrapped):
         if factor is None:
             return bits
         dtype, (rows, columns) = self._source.dtype(name), tuple(bounds)
-        wide = dtypes.FP64 if dtype == dtypes.FP64 else dtypes.FP32
+        wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # what is added in
         merged, largest = np.empty(bits.shape, bits.dtype), 0.0
-        for few in dtypes.cached_rows(bits):
-            before = dtypes.values(bits[few], dtype)
-            sums = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns) + before
-            merged[few] = dtypes.cast(sums.view(wide.bits), wide, dtype)  # added in fp32, or wider where the base is
-            moved = dtypes.values(merged[few], dtype) - before
-            largest = max(largest, float(np.abs(moved, out=moved).max(initial=0.0)))
+        with np.errstate(all="ignore"):  # what does not fit becomes infinite
+            for few in dtypes.cached_rows(bits):
+                before, after = (dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after"))
+                dtypes.widen(bits[few], dtype, before)
+                delta = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns)
+                dtypes.narrow(np.add(before, delta, out=after), dtype, merged[few])
+                dtypes.widen(merged[few], dtype, after)
+                after -= before
+                largest = max(largest, float(after.max(initial=0.0)), -float(after.min(initial=0.0)))
         with self._lock:
             self._largest[name] = max(largest, self._largest.get(name, 0.0))
         return merged
