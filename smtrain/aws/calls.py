@@ -27,6 +27,8 @@ TRANSFER_READ_S = 60.0
 """The same for what moves files: of a part that is sent, megabytes are still in this machine's buffers then."""
 PERSIST_S = 300.0
 """What moving files gives a call: a large model is not given up for a network that is away for a minute."""
+ATTEMPTS = 12
+"""Of a call that is refused for now, or whose answer is cut off."""
 FULL = "InsufficientStorage"
 """What the local control plane says where its disk takes no more."""
 _WHOSE = "check the proxy, and AWS_ENDPOINT_URL if it is set"
@@ -48,7 +50,7 @@ def retrying(service: str) -> Any:
     """
     from botocore.config import Config
 
-    return Config(retries={"mode": "standard" if service == "logs" else "adaptive", "total_max_attempts": 12})
+    return Config(retries={"mode": "standard" if service == "logs" else "adaptive", "total_max_attempts": ATTEMPTS})
 
 
 def aws_session(region: str | None) -> boto3.Session:
@@ -64,13 +66,38 @@ def aws_session(region: str | None) -> boto3.Session:
     )
     share_models(inner)
     SILENCE.watch(inner)
-    return cleaned(boto3.Session(region_name=region or region_of(inner), botocore_session=inner))
+    return checked(boto3.Session(region_name=region or region_of(inner), botocore_session=inner))
 
 
-def cleaned(session: boto3.Session) -> boto3.Session:
-    """The session, whose answers hold no text that could steer a terminal: see `smtrain.text`."""
+def checked(session: boto3.Session) -> boto3.Session:
+    """The session, whose answers are whole, and hold no text that could steer a terminal (see `smtrain.text`)."""
+    session.events.register("needs-retry", _ask_again)
     session.events.register("after-call", _clean)
     return session
+
+
+def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[str, Any], **_: Any) -> float | None:
+    """Seconds until a call is repeated whose answer was cut off, which botocore takes for an empty one.
+
+    Raises botocore's `ConnectionClosedError` if the last attempt's was too.
+    """
+    if response is None or operation.has_streaming_output or operation.http.get("method") == "HEAD":
+        return None
+    if not _cut_off(response[0]):
+        return None
+    if attempts >= ATTEMPTS:
+        from botocore.exceptions import ConnectionClosedError
+
+        raise ConnectionClosedError(endpoint_url=request_dict.get("url", ""))
+    return min(0.1 * 2**attempts, READ_S)
+
+
+def _cut_off(answer: Any) -> bool:
+    """Whether the connection of an HTTP answer ended before its body did, or before the headers that tell its size."""
+    told = answer.headers.get("Content-Length")
+    if told is not None and "Content-Encoding" not in answer.headers:
+        return len(answer.content) < int(told)
+    return answer.status_code == 200 and not answer.content and "Transfer-Encoding" not in answer.headers
 
 
 def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:

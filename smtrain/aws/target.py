@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from smtrain.aws.calls import aws_session, cleaned, retrying, spell, transferring
+from smtrain.aws.calls import aws_session, checked, retrying, spell, transferring
 from smtrain.aws.region import UNKNOWN
 from smtrain.errors import ConfigError, JobError
 from smtrain.extras import collector_paused
@@ -41,7 +41,7 @@ class Target:
         if self.name == "local":
             from smtrain.aws.local_plane import ensure_running
 
-            return cleaned(reviving(ensure_running()))
+            return checked(reviving(ensure_running()))
         return aws_session(self.region)
 
     def client(self, service: str) -> Any:

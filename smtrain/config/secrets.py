@@ -164,7 +164,7 @@ def _library(text: str) -> list[str]:
 
 
 def _unknown(text: str) -> bool:
-    """Whether one of the library's patterns can match: each takes a run that is not words alone, or a login in a URL."""
+    """Whether a pattern of the library's can match: each takes a run that is not words alone, or a login in a URL."""
     if "_authToken" in text or re.search(r"://\S*@", text):
         return True
     return any(not _WORD.fullmatch(run) for run in re.findall(r"[\w-]{16,}", text))

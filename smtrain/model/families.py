@@ -182,9 +182,7 @@ class ModelShape:
     def specs(self) -> tuple[Spec, ...]:
         """Every parameter in the order of the forward pass. Of a tied pair only the embedding is listed."""
         f, parts = FAMILIES[self.family], self._layer
-        layers = (
-            replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}") for i in range(self.layers) for s in parts
-        )
+        layers = (replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}") for i in range(self.layers) for s in parts)
         first, last = self._ends
         return (*first, *layers, *last)
 

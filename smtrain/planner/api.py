@@ -256,7 +256,8 @@ def _plan(
         save_interval_steps=max(1, round(lost.best_interval_s / step.total)) if lost and step else None,
         checkpoint_gib=checkpoint_bytes(work) / GIB,
         choices=tuple(
-            Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB) for c, b in choices[:_SHOWN]
+            Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB)
+            for c, b in choices[:_SHOWN]
         ),
     )
 

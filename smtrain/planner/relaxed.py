@@ -58,7 +58,9 @@ class Limits:
         return out
 
 
-def larger_batch(config: JobConfig, now: Candidate | None, search: Callable[[JobConfig], Iterable[Candidate]]) -> list[str]:
+def larger_batch(
+    config: JobConfig, now: Candidate | None, search: Callable[[JobConfig], Iterable[Candidate]]
+) -> list[str]:
     """What twice train.max_global_batch_size would give on the same machines; `search` gives meshes, fastest first."""
     most = config.train.max_global_batch_size
     if most is None or now is None:

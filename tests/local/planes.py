@@ -22,6 +22,7 @@ from typing import Any
 
 from botocore.config import Config
 
+from smtrain.aws.calls import checked
 from smtrain.aws.local_plane import BUCKET, ROLE, Endpoint, running, state_folder
 from smtrain.aws.local_server import server_environment
 from smtrain.local.processes import runs
@@ -189,9 +190,9 @@ class Server:
             self.process.wait()
 
     def clients(self, *names: str) -> list[Any]:
-        """boto3 clients that try once and wait for `SILENCE` seconds."""
+        """boto3 clients that wait for `SILENCE` seconds, and ask again only when an answer is cut off."""
         config = Config(connect_timeout=5, read_timeout=SILENCE, retries={"total_max_attempts": 1})
-        session: Any = self.endpoint.session()  # for boto3's stubs a name is a literal
+        session: Any = checked(self.endpoint.session())  # for boto3's stubs a name is a literal
         return [session.client(name, config=config) for name in names]
 
 
