@@ -10,20 +10,23 @@ import io
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import torchpickles
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import DType
 from smtrain.checkpoint.slabs import Slab
-from smtrain.checkpoint.storage import Place
+from smtrain.checkpoint.storage import LocalPlace, Place
 from smtrain.checkpoint.unpickle import unpickle
 from smtrain.errors import CheckpointError
 
 _PICKLE_LIMIT = 256 << 20
+_REMEMBERED = 1 << 20  # bytes of a pickle whose contents are kept
+_NOWHERE = LocalPlace(Path("nowhere"))
 _VALUES = 1_000_000  # of one file: names, tensors, and what optimizers keep beside them
 
 
@@ -45,7 +48,7 @@ def load(where: Place, file: str, lenient: bool = False) -> Any:
     """
     try:
         if torchpickles.is_one(where, file):
-            return _plain(torchpickles.load(where, file, lenient), 0, [_VALUES])
+            return _plain(torchpickles.load(where, file, lenient), _as_it_is, 0, [_VALUES])
         records = _records(where, file)
         data = records.get("data.pkl")
         if data is None:
@@ -57,7 +60,12 @@ def load(where: Place, file: str, lenient: bool = False) -> Any:
         pickled = bytes(_bytes(where, file, data))
         if crc32(pickled) != data.crc32:
             raise ValueError("its data.pkl is damaged")
-        return _plain(unpickle(pickled, partial(_storage, where, file, records), lenient), 0, [_VALUES])
+        if lenient:  # the slabs of an `Opaque` are placed as it is made
+            found = unpickle(pickled, partial(_storage, where, file, records), lenient)
+            return _plain(found, _as_it_is, 0, [_VALUES])
+        found, storages = _parsed(pickled) if len(pickled) < _REMEMBERED else _parse(pickled)
+        placed = {key: _storage(where, file, records, key, *about) for key, about in storages.items()}
+        return _plain(found, partial(_placed, placed), 0, [_VALUES])
     except CheckpointError:
         raise
     except Exception as error:  # a damaged zip or pickle raises whatever it likes
@@ -105,6 +113,26 @@ def _bytes(where: Place, file: str, record: _Record | None) -> memoryview:
     return memoryview(b"") if record is None else where.read(file, record.offset, record.offset + record.size)
 
 
+_Storages = dict[str, tuple[DType, int]]
+"""Type and count of numbers of each storage, by its key."""
+
+
+def _parse(pickled: bytes) -> tuple[Any, _Storages]:
+    """What a pickle holds, and the storages that it names. A slab's file is its storage's key; that begins at 0."""
+    storages: _Storages = {}
+
+    def stored(key: str, dtype: DType, numel: int) -> Slab:
+        if storages.setdefault(key, (dtype, numel)) != (dtype, numel):
+            raise ValueError(f"its data/{key} is of two types or sizes")
+        return Slab(_NOWHERE, key, 0, dtype, (numel,), (1,), 0)
+
+    return unpickle(pickled, stored), storages
+
+
+_parsed = lru_cache(2)(_parse)
+"""The same, remembered: most ranks of a mesh save the same names and shapes, and so the same pickle."""
+
+
 def _storage(where: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int) -> Slab:
     record = records[f"data/{key}"]
     if numel * dtype.itemsize != record.size:
@@ -112,15 +140,28 @@ def _storage(where: Place, file: str, records: Mapping[str, _Record], key: str, 
     return Slab(where, file, record.offset, dtype, (numel,), (1,), record.crc32)
 
 
-def _plain(found: Any, depth: int, left: list[int]) -> Any:
+def _placed(storages: Mapping[str, Slab], slab: Slab) -> Slab:
+    """A slab of `_parse` where it lies."""
+    held = storages[slab.file]
+    crc = None if slab.crc32 is None else held.crc32
+    return Slab(held.place, held.file, held.offset + slab.offset, slab.dtype, slab.shape, slab.strides, crc)
+
+
+def _as_it_is(slab: Slab) -> Slab:
+    return slab
+
+
+def _plain(found: Any, place: Callable[[Slab], Slab], depth: int, left: list[int]) -> Any:
     """Dicts of any kind as plain ones. What is there once may be referred to often: the work is counted in `left`."""
     left[0] -= 1
     if left[0] < 0:
         raise ValueError(f"it holds more than {_VALUES:,} values")
+    if isinstance(found, Slab):
+        return place(found)
     if isinstance(found, dict) and depth < 20:
-        return {key: _plain(value, depth + 1, left) for key, value in found.items()}
+        return {key: _plain(value, place, depth + 1, left) for key, value in found.items()}
     if isinstance(found, (list, tuple)) and depth < 20:
-        return [_plain(value, depth + 1, left) for value in found]
+        return [_plain(value, place, depth + 1, left) for value in found]
     return found
 
 
