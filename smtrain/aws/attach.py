@@ -6,6 +6,7 @@ import os
 import re
 
 from smtrain.aws.target import Target, TargetName
+from smtrain.contract.requests import is_of_run
 from smtrain.errors import ConfigError
 from smtrain.extras import present
 
@@ -15,8 +16,8 @@ _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-
 def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
     """(job name, target) of a name or an ARN. Asks nobody over a network.
 
-    Without any word for it the job is local if this machine's control plane keeps one of this name, or if there are
-    no AWS credentials to look elsewhere with, and a control plane is installed.
+    Without any word for it the job is local if this machine's control plane keeps one of this name, or one of a run of
+    this name, or if there are no AWS credentials to look elsewhere with, and a control plane is installed.
     """
     region = None
     if arn := _ARN.fullmatch(name):
@@ -39,7 +40,10 @@ def _local_account() -> str:
 def _kept_here(name: str) -> bool:
     from smtrain.aws.local_plane import home_folder, state_folder
 
-    return bool(name) and "/" not in name and (state_folder(home_folder()) / "jobs" / name).is_dir()
+    jobs = state_folder(home_folder()) / "jobs"
+    if not name or "/" in name or not jobs.is_dir():
+        return False
+    return (jobs / name).is_dir() or any(is_of_run(folder.name, name) for folder in jobs.iterdir())
 
 
 def _has_credentials() -> bool:

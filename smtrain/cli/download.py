@@ -37,7 +37,6 @@ def download(
 
     Files that are there and the same are left; others are replaced only if asked for.
     """
-    from smtrain.handle.job import Job
-
     options.folder_of("FOLDER", folder)
-    say(Job(job, options.name_of(target)).download(folder, what.value, overwrite=overwrite))
+    stages = ("export", "train") if what is WhatOption.model else ("train",)
+    say(options.job_named(job, target, stages).download(folder, what.value, overwrite=overwrite))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from smtrain.cli import options
 from smtrain.text import say
 
+if TYPE_CHECKING:
+    from smtrain.handle.job import Job
+
 app = options.app()
 COUNTED = 500  # jobs beyond the limit that are counted, at a hundred a call
+ASKED = 20
+"""Train jobs that are asked for their loss, each by a call of its own."""
+LOSS = "train:loss"
+"""The metric's name in a train job's request."""
+_HEADINGS = ("RUN", "STAGE", "STATE", "AGE", "LOSS", "PLACE", "JOB")
 
 
 @app.command()
@@ -23,15 +32,44 @@ def list_(
     from smtrain.handle.listing import list_jobs
     from smtrain.place.choose import named
 
-    found = list_jobs(named(target.value), name_contains=name, limit=limit + COUNTED)
+    place = named(target.value)
+    found = list_jobs(place, name_contains=name, limit=limit + COUNTED)
     jobs, more = found[:limit], len(found) - limit
     if not jobs:
         say(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
         return
-    width = max(len(job.name) for job in jobs)
-    for job in jobs:
-        created = job.summary["CreationTime"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        say(f"{job.name:{width}}  {job.known_status:10}  {created}")
+    where = {"local": "here", "aws": place.region_name()}.get(place.name, str(place.name))
+    rows = [_HEADINGS, *_rows(jobs, where)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+    for row in rows:
+        say("  ".join([f"{cell:{width}}" for cell, width in zip(row[:-1], widths, strict=True)] + [row[-1]]))
     if more > 0:
         many = "at least " if more == COUNTED else ""
         say(f"{many}{more} more: `--limit {len(found)}` shows them too, `--name TEXT` those whose name contains TEXT")
+
+
+def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
+    from smtrain.config.units import spell_age
+    from smtrain.contract.requests import stage_of
+
+    now, rows, asked = datetime.now(timezone.utc), [], 0
+    for job in jobs:
+        run, stage = stage_of(job.name) or ("", "")
+        loss = ""
+        if stage == "train" and asked < ASKED:
+            asked += 1
+            loss = _loss(job)
+        age = spell_age((now - job.summary["CreationTime"]).total_seconds())
+        rows.append((run or "-", stage or "-", job.known_status or "", age, loss or "-", where, job.name))
+    return rows
+
+
+def _loss(job: Job) -> str:
+    """The last loss that a train job's metrics have."""
+    from smtrain.errors import JobError
+
+    try:
+        metrics = job.describe().get("FinalMetricDataList") or []
+    except JobError:  # removed since it was listed
+        return ""
+    return next((f"{one['Value']:.4f}" for one in metrics if one["MetricName"] == LOSS), "")

@@ -45,13 +45,12 @@ def logs(
     """Print what a job's hosts wrote, all hosts in the order of time."""
     from smtrain.follow.show import View
     from smtrain.follow.show import follow as show
-    from smtrain.handle.job import Job
 
     try:
         re.compile(grep or "")
     except re.error as error:
         raise JobError(f"--grep {grep}: is not a regular expression ({error})") from None
-    handle = Job(job, options.name_of(target))
+    handle = options.job_named(job, target)
     hosts = handle.hosts
     if host is not None and host not in {f"algo-{n + 1}" for n in range(hosts)}:
         raise JobError(f"--host {host}: {handle.name} has algo-1" + (f" to algo-{hosts}" if hosts > 1 else " alone"))

@@ -10,9 +10,12 @@ import typer
 
 from smtrain.aws.target import TargetName
 from smtrain.cli.typed import typed
+from smtrain.contract.requests import is_of_run
+from smtrain.text import say
 
 if TYPE_CHECKING:
     from smtrain.follow.show import View
+    from smtrain.handle.job import Job
 
 NARROW = 54
 """Columns below which click would print help as if there were so many."""
@@ -60,7 +63,12 @@ Every = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.", show_default=False),
 ]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", show_default=False)]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Name of a job, or of a run: its job that runs, or its newest.", show_default=False
+    ),
+]
 Upload = Annotated[
     bool,
     typer.Option(
@@ -134,6 +142,16 @@ def only_with(upload: bool, dry_run: bool) -> None:
 def name_of(target: TargetOption | None) -> TargetName | None:
     """The option as the library's own word."""
     return None if target is None else target.value
+
+
+def job_named(name: str, target: TargetOption | None, stages: tuple[str, ...] = ()) -> Job:
+    """The job of a name; of a run's name, the one that `job_of` takes, which is said."""
+    from smtrain.handle.listing import job_of
+
+    job = job_of(name, name_of(target), stages)
+    if is_of_run(job.name, name):
+        say(f"run {name}: job {job.name}", error=True)
+    return job
 
 
 def seconds_of(option: str, text: str | None) -> float | None:

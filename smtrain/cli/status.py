@@ -22,10 +22,9 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     from smtrain.config.units import spell
     from smtrain.follow.progress import Progress
     from smtrain.follow.sparkline import sparkline
-    from smtrain.handle.job import Job
     from smtrain.planner import plan_tag
 
-    handle = Job(job, options.name_of(target))
+    handle = options.job_named(job, target)
     told, now = handle.describe(), datetime.now(timezone.utc)
     progress = Progress(handle.name, handle.target.name, handle.target.region_name(), told=told)
     cost = progress.cost(now)
@@ -54,8 +53,9 @@ def status(job: options.JobName, target: options.Where = None) -> None:
 
 def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
     """What the job has left so far, where it lies, and the command that copies it or goes on from it."""
+    from smtrain.contract.requests import stage_of
     from smtrain.facts.sagemaker import ENDED
-    from smtrain.handle.results import exported, parts, stage_of
+    from smtrain.handle.results import exported, parts
 
     ended, copy = told["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
     stage = (stage_of(job.name) or ("", ""))[1]

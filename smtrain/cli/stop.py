@@ -20,14 +20,13 @@ def stop(
 ) -> None:
     """Ask a job to save a checkpoint and stop, within 120 s."""
     from smtrain.facts.sagemaker import ENDED
-    from smtrain.handle.job import Job
 
-    handle = Job(job, options.name_of(target))
+    handle = options.job_named(job, target)
     if handle.status in ENDED:
-        say(f"{job}: {handle.known_status} already")
+        say(f"{handle.name}: {handle.known_status} already")
         return
     handle.stop()
     if wait:
         for _ in handle.events():
             pass
-    say(f"{job}: {handle.status}")
+    say(f"{handle.name}: {handle.status}")

@@ -64,6 +64,14 @@ def spell(value: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def spell_age(seconds: float) -> str:
+    """How long ago something was, in one unit: `42 s`, `7 min`, `3 h`, `12 d`."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
 def counted(parameters: float) -> str:
     """How many parameters a model has, in billions, or in millions where there are fewer: 6.74 B, 135 M."""
     return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"

@@ -1,9 +1,24 @@
-"""What a training job's request, and its description, say about its machines."""
+"""What a training job's name says about its run, and its request or description about its machines."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_OURS = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
+
+
+def stage_of(name: str) -> tuple[str, str] | None:
+    """(run, stage) of a job that smtrain named; None for any other."""
+    match = _OURS.fullmatch(name)
+    return (match["run"], match["stage"]) if match else None
+
+
+def is_of_run(name: str, run: str) -> bool:
+    """Whether a job is one of a run's."""
+    ours = stage_of(name)
+    return ours is not None and ours[0] == run
 
 
 def groups_of(told: Mapping[str, Any]) -> list[tuple[str, int]]:

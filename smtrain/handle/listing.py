@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from smtrain.aws.target import TargetName
 from smtrain.config.schema import Stage
+from smtrain.contract.requests import is_of_run, stage_of
 from smtrain.errors import JobError
 from smtrain.handle.job import Job
-from smtrain.handle.results import stage_of
 from smtrain.place.choose import place_of
 from smtrain.place.protocol import JobPlace
 
@@ -25,6 +26,26 @@ def jobs_of(target: JobPlace, run: str, stage: Stage) -> list[Job]:
 def attempts_at(base: str, jobs: list[Job]) -> list[Job]:
     """Those of the jobs that are attempts at one stage: `base`, `base-2`, `base-3`..."""
     return [job for job in jobs if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
+
+
+def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = ()) -> Job:
+    """The job of this name or ARN; of a run of this name the job that runs, else its newest.
+
+    `stages` are those whose jobs are taken before others, the best first. Raises `JobError` if the name cannot be one.
+    """
+    job = Job(name, target)
+    if stage_of(job.name):
+        return job
+    found = list_jobs(job.target, name_contains=job.name, limit=1000)
+    if any(one.name == job.name for one in found):
+        return job
+    order = {stage: rank for rank, stage in enumerate(stages)}
+
+    def rank(one: Job) -> tuple[int, bool]:
+        stage = (stage_of(one.name) or ("", ""))[1]
+        return order.get(stage, len(order)), not one.known_running
+
+    return min((one for one in found if is_of_run(one.name, job.name)), key=rank, default=job)
 
 
 def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[Job]]:

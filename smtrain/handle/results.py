@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smtrain.aws.downloads import download
+from smtrain.contract.requests import stage_of
 from smtrain.errors import ConfigError, JobError
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 What = Literal["model", "checkpoints", "metrics", "all"]
 _KINDS: tuple[What, ...] = ("model", "checkpoints", "metrics")
-_OURS = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
 _HELD = {
     "model": "a model, nor any other file, in /opt/ml/model",
     "checkpoints": "a whole checkpoint",
@@ -29,12 +28,6 @@ class ResultPart:
 
     uri: str
     folder: str = ""
-
-
-def stage_of(name: str) -> tuple[str, str] | None:
-    """(run, stage) of a job that smtrain named; None for any other."""
-    match = _OURS.fullmatch(name)
-    return (match["run"], match["stage"]) if match else None
 
 
 def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[ResultPart]:

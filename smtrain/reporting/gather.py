@@ -22,13 +22,13 @@ from smtrain.contract.log_lines import (
     step_record,
     step_records,
 )
+from smtrain.contract.requests import stage_of
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.money import Spent, cost_of
 from smtrain.follow.reading import pages
 from smtrain.handle.job import Job
 from smtrain.handle.listing import list_jobs
-from smtrain.handle.results import stage_of
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
 

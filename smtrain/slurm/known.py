@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from smtrain.config.cluster import Cluster
+from smtrain.contract.requests import is_of_run
 from smtrain.errors import ConfigError
 from smtrain.home import home
 
@@ -25,8 +26,8 @@ def remember(section: Cluster, job: str) -> None:
 
 
 def knows(job: str) -> bool:
-    """Whether a job was submitted to a cluster from here."""
-    return bool(job) and "/" not in job and job != _LATEST and _file(job).is_file()
+    """Whether a job, or one of a run of this name, was submitted to a cluster from here."""
+    return _noted(job) is not None
 
 
 def cluster_of(job: str | None = None) -> Cluster:
@@ -35,8 +36,8 @@ def cluster_of(job: str | None = None) -> Cluster:
     Raises `ConfigError` where none is known.
     """
     named = os.environ.get(VARIABLE)
-    if job and knows(job):
-        return _read(_file(job))
+    if job and (path := _noted(job)):
+        return _read(path)
     if named:
         host, _, shared = named.rpartition(":")
         try:
@@ -50,6 +51,16 @@ def cluster_of(job: str | None = None) -> Cluster:
     raise ConfigError(
         [f"no Slurm cluster is known here; start a run with --target slurm, or set {VARIABLE}=me@head:/fsx/smtrain"]
     )
+
+
+def _noted(name: str) -> Path | None:
+    """The file of a job, or the newest of a run's jobs."""
+    if not name or "/" in name or name == _LATEST:
+        return None
+    if (path := _file(name)).is_file():
+        return path
+    of_run = (path for path in path.parent.glob("*.json") if is_of_run(path.stem, name))
+    return max(of_run, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _file(name: str) -> Path:

@@ -144,7 +144,8 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
 
 
 def _of_job(job: Any, name: str) -> FoundModel:
-    from smtrain.handle.results import exported, stage_of
+    from smtrain.contract.requests import stage_of
+    from smtrain.handle.results import exported
 
     ours = stage_of(job.name)
     if ours is not None and ours[1] == "train":

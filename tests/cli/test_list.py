@@ -12,9 +12,10 @@ from smtrain.testing.switches import plane
 
 @pytest.fixture(scope="module")
 def jobs(local_home: Path) -> list[str]:
-    """Three jobs of this name."""
+    """Three jobs of this name, the last one of a run."""
     control = plane(local_home)
-    return [control.synthetic_job(hosts=1, lines=1, name=f"listed-{n}").name for n in range(3)]
+    names = ("listed-0", "listed-1", "listed-run-train-0123abcd")
+    return [control.synthetic_job(hosts=1, lines=1, name=name).name for name in names]
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -24,9 +25,18 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 def test_how_many_more_there_are_and_how_to_see_them(jobs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys, "--limit", "2")
-    assert [line.split()[0] for line in lines[:-1]] == [jobs[2], jobs[1]]
+    assert [line.split()[-1] for line in lines[:-1]] == ["JOB", jobs[2], jobs[1]]
     assert lines[-1].startswith("1 more: `--limit 3` shows them too")
-    assert [line.split()[0] for line in listed(capsys, "--limit", "3")] == jobs[::-1]
+    assert [line.split()[-1] for line in listed(capsys, "--limit", "3")] == ["JOB", *jobs[::-1]]
+
+
+def test_each_row_says_run_state_age_loss_and_place(jobs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    head, ours, foreign, _ = (line.split() for line in listed(capsys))
+    assert head == ["RUN", "STAGE", "STATE", "AGE", "LOSS", "PLACE", "JOB"]
+    assert ours[:3] == ["listed-run", "train", "Completed"]
+    assert ours[4] in ("s", "min")
+    assert ours[5:] == ["-", "here", jobs[2]]
+    assert foreign[:2] == ["-", "-"], "a job that no run of ours made"
 
 
 def test_beyond_what_is_counted_it_says_at_least(
