@@ -52,7 +52,8 @@ def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
     from smtrain.config.units import spell_age
     from smtrain.contract.requests import stage_of
 
-    now, rows, asked = datetime.now(timezone.utc), [], 0
+    now, asked = datetime.now(timezone.utc), 0
+    rows: list[tuple[str, ...]] = []
     for job in jobs:
         run, stage = stage_of(job.name) or ("", "")
         loss = ""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from smtrain.config.section import section_in
+from smtrain.facts import table
 
 # What a pattern of the schema means, by the key's last part.
 _PATTERNS = {
@@ -56,9 +59,7 @@ def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
         key = "model.path" if key == "model" else key
         return f"{key}: is missing; set it in the config or with --set {key}=..."
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(key.rpartition(".")[2], _siblings(root, key), n=1)
-        head = key.rpartition(".")[0]
-        known = f"{head}.{near[0]}" if near and head else near[0] if near else ""
+        known = _meant(root, key)
         return f"{key}: unknown key; " + (
             f"did you mean {known}?" if known else f"known: {', '.join(_siblings(root, key))}"
         )
@@ -83,6 +84,31 @@ def _default(root: type[BaseModel], key: str) -> Any:
     if not section:
         return root.model_fields[field].get_default()
     return getattr(root.model_fields[section].get_default(), field)
+
+
+def _meant(root: type[BaseModel], key: str) -> str | None:
+    """The key that an unknown one stands for: one of another section, another tool's name for it, or one like it."""
+    head, _, last = key.rpartition(".")
+    word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", last).lower()
+    whole = "train" in root.model_fields  # aliases and other sections make sense for a whole config alone
+    keys = [known for known in every_key(root) if "." in known] if whole else []
+    others = [known for known in keys if known.rpartition(".")[2] == word]
+    if len(others) == 1:
+        return others[0]
+    if whole and (named := next((known for known, names in table("key_names").items() if word in names), None)):
+        return named
+    if near := difflib.get_close_matches(last, _siblings(root, key), n=1):
+        return f"{head}.{near[0]}" if head else near[0]
+    near = difflib.get_close_matches(word, [known.rpartition(".")[2] for known in keys], n=1, cutoff=0.8)
+    return next((known for known in keys if near and known.rpartition(".")[2] == near[0]), None)
+
+
+def every_key(model: Any, head: str = "") -> Iterator[str]:
+    """Every key of a config with a value of its own, and every section, as they are written."""
+    for name, field in model.model_fields.items():
+        yield f"{head}{name}"
+        if section := section_in(field.annotation):
+            yield from every_key(section, f"{head}{name}.")
 
 
 def _siblings(root: type[BaseModel], key: str) -> list[str]:
