@@ -70,9 +70,8 @@ def run(
         say(f"queued; the cluster goes on by itself. Follow it:  smtrain run {config} --target slurm --wait")
         say(f"one stage:  smtrain logs {last} --follow --target slurm")
         return
-    if download:
-        say(f"model: {done.download(download, overwrite=overwrite)}")
-    say(f"model: {done.model}")
+    folder = done.download(download, overwrite=overwrite) if download else None
     between = "\n" if done.config.train.objective == "sft" else ""
     for text in done.texts:
         say(f"> {text['prompt']}{between}{text['completion']}")
+    say(done.summary(folder))

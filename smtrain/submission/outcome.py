@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smtrain.config import JobConfig, Stage
+from smtrain.config.units import spell
 from smtrain.edge import public_class
 from smtrain.errors import JobError
 from smtrain.handle.job import Job
@@ -68,6 +69,33 @@ class Run:
     def model(self) -> str:
         """s3:// prefix of the exported Hugging Face model."""
         return self.job("export").output
+
+    def summary(self, folder: str | Path | None = None) -> str:
+        """What came of the run, in lines: loss, time, where the model lies, and commands that go on from it.
+
+        `folder` is where the model was copied to, if it was.
+        """
+        name, run = self.config.name, [result for result in self.results if not result.skipped]
+        took, before = spell(sum(result.seconds for result in run)), len(self.results) - len(run)
+        further = f"smtrain push {folder} YOU/{name}" if folder else f"smtrain download {name} FOLDER"
+        lines = [
+            *self._ends("loss", "loss"),
+            *self._ends("validation", "val_loss"),
+            ("time", took + (f"; {before} of {len(self.results)} stages were done before" if before else "")),
+            ("model", str(folder or self.model)),
+            ("next", f"smtrain chat {name}"),
+            ("", f"smtrain report {name}"),
+            ("", further),
+        ]
+        return "\n".join(f"{label + ':' if label else '':12}{text}" for label, text in lines)
+
+    def _ends(self, label: str, key: str) -> list[tuple[str, str]]:
+        """The first and the last of a step's numbers of one kind, if there are such."""
+        seen = [record for record in self.records if key in record]
+        if not seen:
+            return []
+        first, last = seen[0], seen[-1]
+        return [(label, f"{first[key]:.4f} -> {last[key]:.4f} (steps {first['step']:.0f} to {last['step']:.0f})")]
 
     def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
         """Copy the exported Hugging Face model into `folder`; returns the folder.

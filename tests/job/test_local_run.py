@@ -102,6 +102,18 @@ def test_a_run_goes_from_text_to_text(whole: smtrain.Run) -> None:
     assert whole.job("train").describe()["FinalMetricDataList"]
 
 
+def test_a_run_s_summary_says_what_came_of_it_and_how_to_go_on(whole: smtrain.Run) -> None:
+    told = whole.summary().splitlines()
+    assert told[0] == f"loss:       {whole.loss[0]:.4f} -> {whole.loss[-1]:.4f} (steps 1 to {STEPS})"
+    assert re.fullmatch(r"time:       [\d.]+ (s|min.*)", told[1])
+    assert told[2] == f"model:      {whole.model}"
+    name = whole.config.name
+    assert [line[12:] for line in told[3:]] == [
+        f"smtrain chat {name}", f"smtrain report {name}", f"smtrain download {name} FOLDER",
+    ]  # fmt: skip
+    assert whole.summary("mine").splitlines()[-1].endswith(f"smtrain push mine YOU/{name}")
+
+
 def test_its_stages_began_with_their_imports_made(whole: smtrain.Run) -> None:
     """On Linux without a device; nothing that every job of ours has keeps it from a copy."""
     plane = running()
@@ -119,6 +131,7 @@ def test_run_again_does_nothing_again(whole: smtrain.Run, base: dict[str, Any]) 
     assert all(result.skipped for result in again.results)
     assert {job.name for job in list_jobs(Target("local"), limit=100)} == before
     assert again.loss == whole.loss
+    assert "5 of 5 stages were done before" in again.summary()
     said: list[str] = []
     assert smtrain.launch(base, stage="train", say=said.append).name == whole.job("train").name
     assert "has done this already" in said[0]
