@@ -141,6 +141,10 @@ class Chain:
         """Whether a job of the stage runs or has done it."""
         return any(job.known_done or job.known_running for job in self._attempts(self.base_name(stage)))
 
+    def begun(self, stage: Stage) -> bool:
+        """Whether any job was ever started for the stage."""
+        return bool(self._attempts(self.base_name(stage)))
+
     @cached_property
     def graphs(self) -> str:
         """s3:// URI of the cache that stage compile fills; raises `ConfigError` where it has nothing to do."""

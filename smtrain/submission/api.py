@@ -14,7 +14,8 @@ from smtrain.config.load import Source
 from smtrain.config.units import spell
 from smtrain.contract.log_lines import Line
 from smtrain.edge import public
-from smtrain.errors import ConfigError
+from smtrain.errors import ConfigError, JobError
+from smtrain.handle.checkpoints import saved_steps
 from smtrain.handle.job import Job
 from smtrain.interrupts import Interrupted, gently
 from smtrain.job import graphs
@@ -106,6 +107,8 @@ def launch(
     if plan.done and not again:
         say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) repeats it")
         return plan.done
+    if not plan.running:
+        _require_checkpoints(chain, [stage])
     if check and not plan.running:
         _look_first(chain, [stage], say)
     notify.ready(chain, [stage], say)
@@ -160,6 +163,7 @@ def run(
     chain = Chain(config, target_of(config, target))
     done = Run(chain.config)
     stages = stages_of(config, chain.target.name)
+    _require_checkpoints(chain, stages)
     if check:
         _look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
     if chain.target.queues:
@@ -194,6 +198,32 @@ def run(
         publish(chain.config.name, chain.target, chain.config.track, say)
         notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
     return done
+
+
+def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
+    """Raise `ConfigError` or `JobError` if stages would begin from a checkpoint that is not there."""
+    step = chain.config.checkpoint.step
+    first = next((stage for stage in stages if stage in ("train", "export")), None)
+    if first is None or chain.begun(first) or (first == "train" and step is None):
+        return
+    try:
+        held = [
+            int(found.name.rpartition("_")[2]) for found in saved_steps(chain.target, chain.checkpoints) if found.whole
+        ]
+    except JobError:  # this caller may not list them; the job may
+        return
+    if first == "export" and not held:
+        raise JobError(
+            f"stage export reads the checkpoints of stage train, and {chain.checkpoints} has none; launch stage train "
+            "first, or `smtrain run` the whole chain"
+        )
+    if first == "train" and step not in held:
+        raise ConfigError(
+            [
+                f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: "
+                f"{', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to go on from the newest"
+            ]
+        )
 
 
 def _queue(

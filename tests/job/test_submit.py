@@ -75,6 +75,21 @@ def test_a_config_submitted_twice_is_joined_and_again_doubles_it(
     assert launch(config, said, again=True).name == f"{first.name}-2"
 
 
+def test_a_step_that_was_not_saved_is_refused_before_anything_starts(config: dict[str, Any]) -> None:
+    config["checkpoint"] = {"step": 99}
+    said: list[str] = []
+    for call in (smtrain.run, smtrain.launch):
+        with pytest.raises(smtrain.ConfigError, match=r"checkpoint.step: 99 is not a whole .*those are: none"):
+            call(config, say=said.append)
+    assert jobs_of(config) == said == []
+
+
+def test_an_export_without_a_training_is_refused_before_it_starts(config: dict[str, Any]) -> None:
+    with pytest.raises(smtrain.JobError, match=r"reads the checkpoints of stage train, and .* has none"):
+        launch(config, [], stage="export")
+    assert jobs_of(config) == []
+
+
 def test_of_two_processes_at_once_one_starts_the_job(
     config: dict[str, Any], hold: Callable[[], None], tmp_path: Path
 ) -> None:
