@@ -32,8 +32,15 @@ def policy(
     set_: options.Set = None,
 ) -> None:
     """Print the policies of caller and role and the role's trust policy, for this config and nothing else."""
-    from smtrain.iam import policies
+    from smtrain.iam import policies, trust_policy_of
 
+    options.on_aws(config, target, set_, "policy")
+    if trust and not (caller or role):
+        say(
+            json.dumps(trust_policy_of(tune=tune, endpoint=endpoint, group=group, pipeline=pipeline), indent=2),
+            whole=True,
+        )
+        return
     made = policies(
         config, target=options.name_of(target), set_=set_ or (), tune=tune, endpoint=endpoint, group=group,
         pipeline=pipeline,

@@ -167,6 +167,15 @@ def seconds_of(option: str, text: str | None) -> float | None:
         raise JobError(f"{option} {text}: {error}") from None
 
 
+def on_aws(config: str, target: TargetOption | None, set_: list[str] | None, what: str) -> None:
+    """Raises `ConfigError` if a config's jobs run on this machine, which has no `what`, and no target is given."""
+    from smtrain.errors import ConfigError
+    from smtrain.planner.resolve import load_config
+
+    if target is None and load_config(config, set_=set_ or ()).target == "local":
+        raise ConfigError([f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws"])
+
+
 def folder_of(option: str, text: str | None) -> str | None:
     """A folder that will be written into, as it was typed; raises `JobError` where it cannot be one."""
     from pathlib import Path

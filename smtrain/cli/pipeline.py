@@ -29,6 +29,7 @@ def pipeline(
     """Print the stages of a config as the definition of a SageMaker pipeline, or create it."""
     from smtrain.submission.pipeline import pipeline as made
 
+    options.on_aws(config, target, set_, "pipeline")
     definition = made(
         config,
         name=name,

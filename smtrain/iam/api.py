@@ -17,6 +17,13 @@ from smtrain.planner.resolve import load_config
 ROLE_NAME = "smtrain-training"
 
 
+def trust_policy_of(
+    *, tune: bool = False, endpoint: str | None = None, group: str | None = None, pipeline: str | None = None
+) -> dict[str, Any]:
+    """The role's trust policy alone, which names no account: nothing is asked."""
+    return trust_policy(Beside(tune, endpoint, group, pipeline))
+
+
 @public
 def policies(
     source: Source | None = None, *, target: TargetName | None = None, set_: Sequence[str] = (), tune: bool = False,

@@ -203,9 +203,19 @@ def test_the_command_prints_one_policy_or_all(raw: dict[str, Any], tmp_path: Pat
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    everything = printed()
+    everything = printed("--target", "local")
     assert set(everything) == {"caller", "role", "trust"}
-    assert printed("--role") == everything["role"]
+    assert printed("--target", "local", "--role") == everything["role"]
+    assert printed("--target", "aws", "--trust") == everything["trust"], "without an account"
+
+
+def test_a_local_config_gets_no_policy_of_an_account(raw: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in raw.items()}))
+    for command in (["iam", "policy"], ["pipeline"]):
+        done = typed(*command, str(tmp_path / "run.yaml"))
+        assert done.returncode == 2
+        assert "add --target aws" in done.stderr
+        assert not done.stdout
 
 
 def test_the_cache_of_graphs_is_the_roles_to_fill_and_the_callers_to_look_at(full: dict[str, Any]) -> None:
