@@ -120,6 +120,8 @@ def prepare(
             inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaned, append_eod=not no_eod,
             separator=unescaped(separator), **common,
         )  # fmt: skip
+    from smtrain.data.unread import unread_sentence
+
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
     say(f"tokenized by {made.tokenized_by}")
     if made.validation:
@@ -129,6 +131,8 @@ def prepare(
         say(f"left out: {count:,} {reason}")
     for what, count in made.noted.items():
         say(f"found: {count:,} {what}")
+    if made.unread:
+        say(unread_sentence(made.unread))
     for line in made.bad_lines:
         say(f"skipped: {line}")
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional
+from typing import Annotated, Optional, get_args
 
 import typer
 
 from smtrain.errors import ConfigError
 
-OURS = ("messages", "conversations", "instruction", "input", "output", "system", "tools")
 _THEIRS = {"prompt": "instruction", "query": "input", "response": "output"}
 """MindSpeed's words for ours."""
+_TAGS = {
+    "role_tag": ("role", "from"), "content_tag": ("content", "value"), "user_tag": ("user", "human"),
+    "assistant_tag": ("assistant", "gpt", "chatgpt", "model"), "system_tag": ("system",),
+    "observation_tag": ("observation", "tool", "function"), "function_tag": ("function_call",),
+}  # fmt: skip
+"""What MindSpeed's `tags` may call the fields and roles of a turn: all of these are read, whichever a record has."""
 
 JsonKeys = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -51,17 +56,30 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
         given = json.loads(map_keys)
     except ValueError:
         given = None
-    if not isinstance(given, dict) or not all(isinstance(value, str) and value for value in given.values()):
+    tags = given.pop("tags", {}) if isinstance(given, dict) else {}
+    _refuse_tags(tags)
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise ConfigError(
             [f"--map-keys {map_keys}: is no JSON object of names; write such as "
              '\'{"prompt": "question", "response": "answer"}\'']
         )  # fmt: skip
+    from smtrain.config.data import Column
+
+    ours_all = get_args(Column)
     columns: dict[str, str] = {}
     for name, theirs in given.items():
         ours = _THEIRS.get(name, name)
-        if ours not in OURS:
-            raise ConfigError([f"--map-keys: {name!r} is no column; use {', '.join((*_THEIRS, *OURS))}"])
+        if ours not in ours_all:
+            raise ConfigError([f"--map-keys: {name!r} is no column; use {', '.join((*_THEIRS, *ours_all))}"])
         if ours in columns:
             raise ConfigError([f"--map-keys: {name!r} is {ours}, which is named twice; leave one of them out"])
         columns[ours] = theirs
-    return columns
+    return {ours: theirs for ours, theirs in columns.items() if theirs}
+
+
+def _refuse_tags(tags: object) -> None:
+    """Raises `ConfigError` for a name of a field or role of a turn that is not read."""
+    for name, value in tags.items() if isinstance(tags, dict) else [("tags", tags)]:
+        if value not in _TAGS.get(name, ()):
+            known = f"write {' or '.join(_TAGS[name])}" if name in _TAGS else f"use {', '.join(_TAGS)}"
+            raise ConfigError([f"--map-keys: tags: {name} {value!r} is not read; {known} in the records, and here"])

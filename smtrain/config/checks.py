@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.config.checks_cluster import cluster_faults
-from smtrain.config.checks_data import Fault, data_faults, path_faults, prepared_faults, template_faults
+from smtrain.config.checks_data import Fault, data_faults, id_faults, path_faults, prepared_faults, template_faults
 from smtrain.config.checks_engine import engine_faults
 from smtrain.config.checks_hub import HUB, hub_faults
 from smtrain.config.checks_places import place_faults
@@ -250,6 +250,7 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
         if not shape_alone:
             yield from file_faults(config, folder)
             yield from template_faults(config, folder)
+            yield from id_faults(config, folder, described)
 
 
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
@@ -265,6 +266,13 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         yield {"model.path"}, f"model.path: {error}"
         return
     shape = model.shape
+    padding = described.get("pad_token_id")
+    if isinstance(padding, int) and not -shape.vocab <= padding < shape.vocab:
+        yield (
+            {"model.path"},
+            f"model.path: pad_token_id is {padding} and the model has the ids 0 to {shape.vocab - 1} (vocab_size "
+            f"{shape.vocab}); correct pad_token_id in its config.json, or set it to null",
+        )
     yield from shape_and_run(config, model, positions_named(described))
     if config.train.adapter and (targets := config.train.adapter.targets):
         from smtrain.errors import ConfigError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
@@ -138,6 +139,14 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
             f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data prepare` or "
             "stage prepare wrote, or its s3:// URI",
         )
+
+
+def id_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
+    """Ids that prepare would write and the model of the folder does not have."""
+    if config.data.prepared is None:
+        from smtrain.model.hf_tokenizer import id_faults
+
+        yield from (({"model.path"}, f"model.path: {folder}: {fault}") for fault in id_faults(folder, described))
 
 
 def template_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:

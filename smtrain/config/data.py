@@ -9,6 +9,9 @@ from pydantic import Field, field_validator
 
 from smtrain.config.section import Section
 
+Column = Literal["messages", "conversations", "instruction", "input", "output", "system", "history", "tools"]
+"""Our names of the columns of instruction data."""
+
 
 class TextSource(Section):
     """One source of a mixture."""
@@ -54,9 +57,7 @@ class Data(Section):
     text_column: str = "text"
     """The field or column that holds the text, a nested one as `meta.text`, or a template over several, such as
     `{title} {text}`."""
-    columns: dict[Literal["messages", "conversations", "instruction", "input", "output", "system", "tools"], str] = (
-        Field(default_factory=dict)
-    )
+    columns: dict[Column, str] = Field(default_factory=dict)
     """sft: what the records call these, as {instruction: question, output: chosen}; MindSpeed's --map-keys."""
     encoding: str | None = None
     """What the text is in where it is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is seen by itself."""

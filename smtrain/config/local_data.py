@@ -114,8 +114,10 @@ def mismatches(
     if not manifest.get("samples"):
         yield "the data does not hold one whole sample"
     vocabulary = (described or {}).get("vocab_size")
-    if isinstance(vocabulary, int) and manifest.get("vocab_size", 0) > vocabulary:
-        yield f"the data has token ids up to {manifest['vocab_size'] - 1}, and the model's vocabulary is {vocabulary}"
+    end = manifest.get("eos_id")
+    ids = max(manifest.get("vocab_size", 0), -1 if end is None else end + 1)
+    if isinstance(vocabulary, int) and ids > vocabulary:
+        yield f"the data has token ids up to {ids - 1}, and the model's vocabulary is {vocabulary}"
     wanted = manifest.get("tokenizer_sha256")
     here = tokenizer is not None and tokenizer.is_file()
     if tokenizer and here and wanted and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted:

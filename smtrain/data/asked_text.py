@@ -45,7 +45,7 @@ def asked_text(
 ) -> AskedText:  # fmt: skip
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
-    facts = tokenizer_facts(tokenizer)
+    facts = tokenizer_facts(tokenizer, lambda sentence: say(f"prepare: {sentence}"))
     if append_eod and facts.eos_id is None:
         raise DataError(
             f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import lzma
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -34,13 +34,15 @@ class Block:
     """A piece of one file, cut between documents.
 
     `size` is the share of the file's bytes on the disk, for progress. `payload` is bytes of lines or of text, or an
-    Arrow array of one value a row. `first` marks the beginning of the file.
+    Arrow array of one value a row. `first` marks the beginning of the file. `unread` counts what its rows hold and
+    the payload does not.
     """
 
     file: SourceFile
     size: int
     first: bool
     payload: Any = None
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     def without_payload(self) -> Block:
         return replace(self, payload=None)

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from smtrain.data.differences import Differences, compared
 from smtrain.data.reading import strings
 from smtrain.data.standins import adapted, cut_at_digits, other_numerals
-from smtrain.data.tokenizer import load_tokenizer, tokenizer_json
+from smtrain.data.tokenizer import load_tokenizer, settled_json
 from smtrain.errors import SmtrainError
 
 # gigatoken keeps every word it has met; starting afresh now and then bounds that to about 300 MiB over all threads,
@@ -85,7 +85,7 @@ class Giga:
         import gigatoken
 
         self.name = f"gigatoken {version('gigatoken')}"
-        content = tokenizer_json(folder)
+        content = settled_json(folder)
         made = adapted(content)
         self._digits = made.digits
         self._make: Any = lambda: gigatoken.Tokenizer.from_json(made.content)

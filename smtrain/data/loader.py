@@ -205,9 +205,10 @@ def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size
             f"{folder} was prepared for seq_len {manifest.seq_len} and train.seq_len is {seq_len}; "
             f"prepare it again, or set train.seq_len: {manifest.seq_len}."
         )
-    known = manifest.model_vocab_size
-    if vocab_size < manifest.vocab_size or (known is not None and known != vocab_size):
+    known, end = manifest.model_vocab_size, manifest.eos_id
+    largest = max(manifest.vocab_size - 1, -1 if end is None else end)
+    if largest >= vocab_size or (known is not None and known != vocab_size):
         raise DataError(
-            f"{folder} was prepared for a vocabulary of {known or manifest.vocab_size} and the model has {vocab_size}; "
-            "prepare it again with this model's tokenizer."
+            f"{folder} was prepared for a vocabulary of {known or largest + 1} with ids up to {largest}, and the model "
+            f"has {vocab_size}; prepare it again with this model's tokenizer."
         )

@@ -49,6 +49,7 @@ class DatasetManifest:
     a row like those of `parts` for the documents that training does not see, which no other count includes. `noted`
     counts what filters and patterns found beside what was dropped, `examples` shows some by reason, and
     `near_duplicates` says how they were found and how many there were; the three are absent where nobody asked.
+    `unread` counts what the sources hold and nothing here reads: the records with text in a field, by its name.
     """
 
     vocab_size: int
@@ -75,6 +76,7 @@ class DatasetManifest:
     noted: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     near_duplicates: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unread: dict[str, int] = dataclasses.field(default_factory=dict)
     format_version: int = PREPARED_FORMAT
 
     @property
@@ -99,7 +101,7 @@ class DatasetManifest:
         partial = folder / f".{NAME}.partial"
         with partial.open("w", encoding="utf-8") as handle:
             fields = dataclasses.asdict(self)
-            for name in ("noted", "examples", "near_duplicates"):
+            for name in ("noted", "examples", "near_duplicates", "unread"):
                 if not fields[name]:
                     del fields[name]
             json.dump(fields, handle, indent=1, sort_keys=True)

@@ -24,6 +24,7 @@ from smtrain.data.reading import BadLine
 from smtrain.data.refining.refiner import Refine, refine_versions
 from smtrain.data.sources import SourceFile
 from smtrain.data.tokenizer import TokenizerFacts
+from smtrain.data.unread import Unread
 from smtrain.errors import DataError
 from smtrain.machine import cores_here
 
@@ -34,7 +35,7 @@ class TextPiece:
 
     `hashes` is there when duplicates are to be found, `near` (a row of bands of each document) when near ones are,
     `sides` (TRAIN, HELD or TEST of each document) when some are held out. `dropped` and `noted` count by reason, with
-    `examples`.
+    `examples`. `unread` counts what else the records hold.
     """
 
     block: Block
@@ -49,6 +50,7 @@ class TextPiece:
     dropped: dict[str, int] = field(default_factory=dict)
     noted: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    unread: Unread = field(default_factory=Unread)
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
                 found[rows] if how.cleaning.deduplicate and found is not None else None,
                 None if sides is None else sides[rows],
                 *((r.keys, r.dropped, r.noted, r.examples) if r else ()),
+                unread=documents.unread,
             )
         )  # fmt: skip
         at, text_at = at + size, text_at + len(left)

@@ -34,6 +34,7 @@ from smtrain.data.refining.refiner import refining
 from smtrain.data.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sources import Format, SourceFile
 from smtrain.data.tally import TokenTally
+from smtrain.data.unread import unread_sentence
 from smtrain.errors import DataError
 from smtrain.machine import cores_here
 
@@ -97,6 +98,8 @@ def prepare(
                 tally = _tally(files, how, journal, max_bad, report, say, desk, machines)
                 if desk is not None and machines is not None:
                     desk.finish(machines.count - 1, machines.leaves_within)
+            if unread := unread_sentence(tally.unread):
+                say(f"prepare: {unread}; to read a field, name it in data.text_column, such as '{{title}} {{text}}'")
             tally.check(seq_len, asked.sources)
             manifest = DatasetManifest(
                 **facts.in_manifest(),
@@ -122,6 +125,7 @@ def prepare(
                 dropped=tally.dropped,
                 tokenized_by=tally.tokenized_by,
                 left_out=asked.left_out,
+                unread=dict(tally.unread),
                 validation=tally.held_out.row(-(-(tally.held_out.tokens - 1) // seq_len)) if tally.held_out else None,
                 **tally.refined(how.cleaning, tokenizer),
             )

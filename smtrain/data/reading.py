@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from smtrain.data.blocks import Block
 from smtrain.data.fields import TextOf
+from smtrain.data.unread import Unread, unread_columns, unread_fields
 from smtrain.errors import first_line
 
 
@@ -38,11 +39,15 @@ def strings(values: list[str] | pa.Array | None = None) -> Any:
 
 @dataclass
 class Documents:
-    """What a block holds: texts (large_string) in order, faults, and its lines, for placing those of later blocks."""
+    """What a block holds: texts (large_string) in order, faults, and its lines, for placing those of later blocks.
+
+    `unread` counts what else its records hold.
+    """
 
     texts: Any = field(default_factory=strings)
     bad: list[BadLine] = field(default_factory=list)
     lines: int = 0
+    unread: Unread = field(default_factory=Unread)
 
     @property
     def nbytes(self) -> int:
@@ -83,20 +88,40 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
     kind: Any = pa.string()
     for name in reversed(inner):
         kind = pa.struct([(name, kind)])
-    try:
-        table = pj.read_json(
+
+    def table_of(others: str) -> Any:
+        schema = pa.schema([(top, kind)])
+        return pj.read_json(
             pa.BufferReader(data),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            parse_options=pj.ParseOptions(explicit_schema=pa.schema([(top, kind)]), unexpected_field_behavior="ignore"),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
         )
-    except pa.ArrowException:
-        return None
+
+    try:
+        table = table_of("infer")
+        unread = unread_columns(table, (text_column,), of_json=True)
+    except pa.ArrowException:  # another field is of one type here and of another one there, perhaps
+        try:
+            table = table_of("ignore")
+        except pa.ArrowException:
+            return None
+        unread = _unread_in_lines(data, text_column)
     column = table[top]
     for name in inner:
         column = pc.struct_field(column, name)  # null where what holds it is null
     if table.num_rows != lines or column.null_count or column.num_chunks != 1:
         return None
-    return Documents(strings(column.chunk(0)), [], lines)
+    return Documents(strings(column.chunk(0)), [], lines, unread)
+
+
+def _unread_in_lines(data: bytes, text_column: str) -> Unread:
+    """The same of lines of JSON that Arrow read the text of."""
+    found = Unread()
+    for line in data.splitlines():
+        row, fault = parse_line(line)
+        if not fault:
+            found.count(unread_fields(row, (text_column,)))
+    return found
 
 
 def _read_lines(block: Block, column: TextOf) -> Documents:
@@ -109,6 +134,7 @@ def _read_lines(block: Block, column: TextOf) -> Documents:
         if not fault:
             text, fault = column.of(row)
             fault = fault or add_text(texts, text, column.column)
+            found.unread.count([] if fault else unread_fields(row, column.needed))
         if fault:
             found.bad.append(BadLine(block.file.name, found.lines, fault))
     found.texts = strings(texts)
@@ -140,10 +166,10 @@ def _read_rows(block: Block) -> Documents:
         try:
             texts = strings(column)
             texts.validate(full=True)
-            return Documents(texts, [], len(column))
+            return Documents(texts, [], len(column), Unread(block.unread))
         except pa.ArrowException:
             pass
-    found = Documents()
+    found = Documents(unread=Unread(block.unread))
     texts = []
     for found.lines, cell in enumerate(column, start=1):
         try:

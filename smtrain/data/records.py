@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from smtrain.data.blocks import Block, Stretch, cut_file
-from smtrain.data.chat import refuse_pairs
+from smtrain.data.chat import COLUMNS, NAMED, refuse_pairs
 from smtrain.data.reading import BadLine, parse_line, split_lines
 from smtrain.data.sources import SourceFile, unreadable
 from smtrain.data.tables import arrow_batches
+from smtrain.data.unread import Unread, unread_columns, unread_in_parquet
 from smtrain.errors import DataError
 
 _ROWS = 1024
@@ -41,12 +42,12 @@ def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch |
         return
     try:
         with file.open() as raw:
-            for number, (batch, share) in enumerate(_batches(file, raw, columns, stretch)):
+            for number, (batch, share, unread) in enumerate(_batches(file, raw, columns, stretch)):
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(batch)
                 first = number == 0 and (stretch is None or stretch.start == 0)
-                yield Block(file, round(share * file.bytes), first, sink.getvalue().to_pybytes())
+                yield Block(file, round(share * file.bytes), first, sink.getvalue().to_pybytes(), unread)
     except (OSError, pa.ArrowException) as error:
         raise unreadable(file, error, f"as {file.kind} ") from None
 
@@ -69,24 +70,27 @@ def _lines_of_array(file: SourceFile) -> Iterator[Block]:
 
 def _batches(
     file: SourceFile, raw: Any, columns: tuple[str, ...], stretch: Stretch | None
-) -> Iterator[tuple[Any, float]]:
-    """Record batches, and the share of the file that each is."""
+) -> Iterator[tuple[Any, float, Unread]]:
+    """Record batches, the share of the file that each is, and what the other columns hold."""
     if file.kind == "parquet":
         import pyarrow.parquet as pq
 
         table = pq.ParquetFile(raw)
         kept = _kept(file, table.schema_arrow.names, columns)
         groups = range(table.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        unread = unread_in_parquet(table, groups, kept)
         for batch in table.iter_batches(_ROWS, list(groups), kept, use_threads=False):
-            yield batch, len(batch) / max(table.metadata.num_rows, 1)
+            yield batch, len(batch) / max(table.metadata.num_rows, 1), unread
+            unread = Unread()
         return
     schema, found, in_order = arrow_batches(raw)
     kept = _kept(file, schema.names, columns)
     for whole in found:
         end = raw.tell() if in_order else 0
         for start in range(0, len(whole), _ROWS):
-            part = whole.select(kept).slice(start, _ROWS)
-            yield part, (0.0 if start + _ROWS < len(whole) else end / max(file.bytes, 1))
+            part = whole.slice(start, _ROWS)
+            share = 0.0 if start + _ROWS < len(whole) else end / max(file.bytes, 1)
+            yield part.select(kept), share, unread_columns(part, kept)
 
 
 def _kept(file: SourceFile, names: list[str], columns: tuple[str, ...]) -> list[str]:
@@ -95,9 +99,10 @@ def _kept(file: SourceFile, names: list[str], columns: tuple[str, ...]) -> list[
     except DataError as error:
         raise DataError(f"{file.path}: {error}") from None
     kept = [name for name in names if name in columns]
-    if not kept:
+    spoken = [*NAMED, *columns[len(COLUMNS) :]]
+    if not any(name in spoken for name in kept):
         raise DataError(
-            f"{file.path} has the columns {', '.join(names)} and none of {', '.join(columns)}; name the column of "
+            f"{file.path} has the columns {', '.join(names)} and none of {', '.join(spoken)}; name the column of "
             "the conversations in data.columns as messages, or those of the instructions as instruction and output."
         )
     return kept

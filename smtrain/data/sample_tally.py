@@ -14,6 +14,7 @@ from smtrain.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.data.samples import SamplePiece
 from smtrain.data.sources import SourceFile
 from smtrain.data.tally import TallyPart
+from smtrain.data.unread import Unread
 
 
 class SampleTally:
@@ -31,6 +32,7 @@ class SampleTally:
         self.blocks = self.done_bytes = 0
         self.bad = Bad("record", "data")
         self.told: Counter[str] = Counter()
+        self.unread = Unread()
         self._samples, self._lines = [0] * len(files), [0] * len(files)
 
     @property
@@ -68,6 +70,7 @@ class SampleTally:
                 self._parts[name].add(piece.tokens[of_token == side], piece.lengths[sides == side])
                 self._parts[mask].add(piece.mask[of_token == side], piece.lengths[sides == side])
         self.told += piece.told
+        self.unread.count(piece.unread)
         self.done_bytes += piece.block.size
         self.blocks += 1
 
@@ -81,6 +84,7 @@ class SampleTally:
             "bad_count": self.bad.count,
             "bad": self.bad.kept,
             "told": dict(self.told),
+            "unread": self.unread,
             "parts": {name: part.mark() for name, part in self._parts.items()},
         }
 
@@ -99,6 +103,7 @@ class SampleTally:
         self.blocks, self.done_bytes, self.told = mark["blocks"], mark["done_bytes"], Counter(mark["told"])
         self._lines, self._samples = mark["lines"], mark["samples"]
         self.bad.count, self.bad.kept = mark["bad_count"], mark["bad"]
+        self.unread = Unread(mark.get("unread", {}))
         return True
 
     def source_rows(self) -> list[dict[str, Any]]:

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from smtrain.data.blocks import Block
-from smtrain.data.chat import COLUMNS, ChatTemplate, RecordFault, Rendered, Shape, conversation, named
+from smtrain.data.chat import (
+    COLUMNS,
+    ChatTemplate,
+    Dialogue,
+    RecordFault,
+    Rendered,
+    Shape,
+    conversation,
+    named,
+    unread_of,
+)
 from smtrain.data.holdout import HoldOut, conversation_hash
 from smtrain.data.reading import BadLine
 from smtrain.data.records import read_records
 from smtrain.data.tokenizer import load_tokenizer
+from smtrain.data.unread import Unread
 from smtrain.errors import DataError
 
 _SPLIT = "conversations that became a sample for each answer"
 _CUT = "samples cut to seq_len + 1 tokens"
 LONG = "samples longer than seq_len + 1 tokens"
+UNLEARNED = "conversations whose answers are all marked as not to be learned"
 NO_ANSWER = "samples without an answer in seq_len + 1 tokens"
 _GROUP_CHARACTERS = 1 << 20
 
@@ -30,7 +43,7 @@ _GROUP_CHARACTERS = 1 << 20
 class SamplePiece:
     """What one block became: tokens and mask end to end, a length per sample, faults, and what else is to be told.
 
-    `sides` is there when some samples are held out.
+    `sides` is there when some samples are held out. `unread` counts what the records hold and no sample has.
     """
 
     block: Block
@@ -41,6 +54,7 @@ class SamplePiece:
     lines: int
     told: Counter[str]
     sides: NDArray[np.int8] | None = None
+    unread: Unread = field(default_factory=Unread)
 
 
 class Maker:
@@ -54,7 +68,8 @@ class Maker:
         self.arguments = (folder, seq_len, shape, overlong, holdout, dict(columns or {}))
         self._columns = dict(columns or {})
         self._holdout = holdout
-        self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder)
+        self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder, lambda _: None)
+        _refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
         self._limit, self._shape, self._drop = seq_len + 1, shape, overlong == "drop"
 
     @property
@@ -73,16 +88,20 @@ class Maker:
         rendered: list[Rendered] = []
         hashes: list[int] = []  # of the conversation of each text: what is made of one stays on one side
         told: Counter[str] = Counter()
+        unread = Unread(block.unread)
         for line, row in found.rows:
             try:
                 said = conversation(named(row, self._columns), self._shape)
                 texts = self.template.render(said)
+                found_unread = self._unread(row, said, texts)
             except RecordFault as fault:
                 found.bad.append(BadLine(block.file.name, line, str(fault)))
                 continue
             rendered += texts
             hashes += [conversation_hash(said.messages)] * len(texts)
             told[_SPLIT] += len(texts) > 1
+            told[UNLEARNED] += not texts
+            unread.count(found_unread)
         encoded = (self._fitted(ids, mask, told) for ids, mask in self._encoded(rendered))
         found_sides = self._holdout.by_hash(np.array(hashes, np.uint64)) if self._holdout else None
         fitted = list(encoded)
@@ -97,7 +116,15 @@ class Maker:
             found.lines,
             +told,
             None if found_sides is None else found_sides[kept],
+            unread,
         )
+
+    def _unread(self, row: dict[str, Any], said: Dialogue, texts: list[Rendered]) -> Unread:
+        """What a record holds and its samples do not."""
+        found = Unread(said.unread)
+        found.count(unread_of(row, said, self._columns))
+        found.count(self.template.unread(said, texts) if texts else [])
+        return found
 
     def _encoded(self, rendered: list[Rendered]) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
         """Ids and mask of every text.
@@ -130,6 +157,16 @@ class Maker:
             told[NO_ANSWER] += 1
             return None
         return ids, mask
+
+
+def _refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tokenizer) -> None:
+    """Raises DataError for a token that tokenizer_config.json alone knows: it would be learned in pieces."""
+    for token, number in written.items():
+        if tokenizer.token_to_id(token) != number:
+            raise DataError(
+                f"{folder}: the chat template writes {token!r}, which tokenizer_config.json calls a token and "
+                "tokenizer.json does not have; name one that it has, there and in the template."
+            )
 
 
 def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:

@@ -28,9 +28,10 @@ from smtrain.data.progress import DataProgress, console
 from smtrain.data.resumable import Marker, gone_on, publish, to_stderr, unfinished
 from smtrain.data.sample_tally import SampleTally
 from smtrain.data.sample_workers import sample_pieces, share_work
-from smtrain.data.samples import LONG, NO_ANSWER, Maker, SamplePiece
+from smtrain.data.samples import LONG, NO_ANSWER, UNLEARNED, Maker, SamplePiece
 from smtrain.data.sources import SourceFile, find_files
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
+from smtrain.data.unread import unread_sentence
 from smtrain.errors import DataError
 
 
@@ -105,6 +106,8 @@ def prepare_sft(
                 raise
             for what, count in tally.told.items():
                 say(f"prepare: {count} {what}")
+            if unread := unread_sentence(tally.unread):
+                say(f"prepare: {unread}; a field of another name than ours is read if data.columns names it")
             held_out = tally.held_out
             if not tally.samples:
                 tally.close()
@@ -190,7 +193,7 @@ def _asked(
 ) -> _AskedSamples:  # fmt: skip
     if seq_len < 1:
         raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
-    facts = tokenizer_facts(tokenizer)
+    facts = tokenizer_facts(tokenizer, lambda sentence: say(f"prepare: {sentence}"))
     shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
     kind: Any = "auto" if format == shape else format
     left_out: list[str] = []
@@ -243,9 +246,10 @@ def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out:
         bad_line_count=tally.bad.count,
         bad_lines=tally.bad.kept,
         parts=[{"prefix": PREFIX, "documents": count, "tokens": tokens, "samples": count}],
-        dropped={reason: tally.told[reason] for reason in (LONG, NO_ANSWER) if tally.told[reason]},
+        dropped={reason: tally.told[reason] for reason in (LONG, NO_ANSWER, UNLEARNED) if tally.told[reason]},
         objective="sft",
         tokenized_by="tokenizers",
         left_out=left_out,
+        unread=dict(tally.unread),
         validation=tally.held_out.row(tally.held_out.documents) if tally.held_out else None,
     )

@@ -61,6 +61,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
         manifest = DatasetManifest.load(path)
         kept = ("seq_len", "samples", "eos_id", "append_eod", "tokenized_by", "bad_line_count", "dropped", "parts")
         facts |= {key: getattr(manifest, key) for key in kept}
+        facts["not_read"] = manifest.unread
         if manifest.validation:
             facts["held_out_documents"] = manifest.validation["documents"]
             facts["held_out_tokens"] = manifest.validation["tokens"]

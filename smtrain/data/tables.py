@@ -11,6 +11,7 @@ from smtrain.data import blocks
 from smtrain.data.blocks import Block, Stretch, Wanted
 from smtrain.data.fields import TextOf
 from smtrain.data.sources import SourceFile, unreadable
+from smtrain.data.unread import Unread, unread_columns, unread_in_parquet
 from smtrain.errors import DataError
 
 
@@ -45,10 +46,11 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
         size = sum(about.row_group(g).column(place).total_uncompressed_size for g in range(about.num_row_groups))
         rows = max(1, min(1 << 16, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
         groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
-        first = groups.start == 0
+        first, unread = groups.start == 0, unread_in_parquet(table, groups, (text_column,))
         for batch in table.iter_batches(rows, list(groups), [text_column], use_threads=False):
-            yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, batch.column(text_column))
-            first = False
+            size = file.bytes * len(batch) // max(about.num_rows, 1)
+            yield Block(file, size, first, batch.column(text_column), unread)
+            first, unread = False, Unread()
 
 
 def _row_blocks(file: SourceFile, table: Any, column: TextOf, stretch: Stretch | None) -> Iterator[Block]:
@@ -58,10 +60,10 @@ def _row_blocks(file: SourceFile, table: Any, column: TextOf, stretch: Stretch |
     size = sum(about.row_group(g).total_byte_size for g in range(about.num_row_groups))
     rows = max(1, min(1 << 14, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
     groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
-    first = groups.start == 0
+    first, unread = groups.start == 0, unread_in_parquet(table, groups, column.needed)
     for batch in table.iter_batches(rows, list(groups), list(column.tops(table.schema_arrow.names)), use_threads=False):
-        yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, column.of_rows(batch))
-        first = False
+        yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, column.of_rows(batch), unread)
+        first, unread = False, Unread()
 
 
 def _check_fields(file: SourceFile, schema: Any, column: TextOf) -> None:
@@ -86,7 +88,7 @@ def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator
         for batch in batches:
             at = raw.tell()
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
-            yield Block(file, max(at - told, 0), first, payload)
+            yield Block(file, max(at - told, 0), first, payload, unread_columns(batch, column.needed))
             told, first = max(at, told), False
 
 

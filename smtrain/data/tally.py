@@ -18,6 +18,7 @@ from smtrain.data.manifest import PREFIX, VALIDATION
 from smtrain.data.refining.refiner import keep
 from smtrain.data.sources import SourceFile
 from smtrain.data.unlike import Unlike
+from smtrain.data.unread import Unread
 from smtrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class TokenTally:
         self.dropped: dict[str, int] = {}
         self.noted: dict[str, int] = {}
         self.examples: dict[str, list[str]] = {}
+        self.unread = Unread()
         self._line = 0
         self._file = ""
         self._per_file: list[dict[str, int]] = [{} for _ in files]
@@ -139,6 +141,7 @@ class TokenTally:
             self._file, self._line = name, 0
         self.bad.add(piece.bad, self._line, max_bad)
         self._line += piece.lines
+        self.unread.count(piece.unread)
         tokens, lengths, sides = piece.tokens, piece.lengths, piece.sides
         self._drop("too short", piece.short)
         for reason, count in piece.dropped.items():
@@ -187,6 +190,7 @@ class TokenTally:
             | self._unlike.mark()
             | ({"noted": self.noted, "examples": self.examples} if self.noted or self.examples else {})
             | ({"held_out": self._beside.mark()} if self._beside else {})
+            | {"unread": self.unread}
         )
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
@@ -210,6 +214,7 @@ class TokenTally:
         self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
         self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
         self.noted, self.examples = mark.get("noted", {}), mark.get("examples", {})
+        self.unread = Unread(mark.get("unread", {}))
         return True
 
     def check(self, seq_len: int, sources: list[str]) -> None:

@@ -16,11 +16,15 @@ from smtrain.data.indexed import token_dtype
 from smtrain.errors import DataError, first_line
 from smtrain.model import hf_tokenizer
 from smtrain.model.hf_folder import tokenizer_in
+from smtrain.model.hf_tokenizer import Say
 
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What the files of a tokenizer folder say; `eos_id` is None where nothing names an end of document."""
+    """What the files of a tokenizer folder say; `eos_id` is None if nothing names an end of document.
+
+    `vocab_size` is the largest id that a text may get + 1, `eos_id` included.
+    """
 
     sha256: str
     vocab_size: int
@@ -42,38 +46,53 @@ class TokenizerFacts:
         }
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder, with whatever padding or truncation its file asks for turned off."""
+def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
+    """The tokenizer of a folder, without the settings of its files that make ids random, cut or pad them.
+
+    Those that were on are named to `say`, or once a process on stderr.
+    """
+    tokenizer = _from_json(folder, tokenizer_json(folder))
+    hf_tokenizer.name_switches(folder, hf_tokenizer.settle(tokenizer), say)
+    return tokenizer
+
+
+def settled_json(folder: Path) -> bytes:
+    """tokenizer.json for other libraries, without the settings that `load_tokenizer` switches off."""
     content = tokenizer_json(folder)
+    tokenizer = _from_json(folder, content)
+    return str(tokenizer.to_str()).encode() if hf_tokenizer.settle(tokenizer) else content
+
+
+def _from_json(folder: Path, content: bytes) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_str(content.decode())
+        return Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises bare Exception
         path = folder / "tokenizer.json"
         raise DataError(
             f"{path} is not a tokenizer that the tokenizers library reads ({error}); save it again."
         ) from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
-def tokenizer_facts(folder: Path) -> TokenizerFacts:
+def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
     """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json where they are.
 
-    Raises DataError where the model's vocabulary is smaller than the tokenizer's.
+    `say` hears which settings were switched off. Raises DataError if the model does not have every id that a text may
+    get from here: those of the tokenizer, and the one that ends a document.
     """
-    tokenizer = load_tokenizer(folder)
-    vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    tokenizer = load_tokenizer(folder, say)
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
     config = _json(folder / "config.json")
-    model_vocab_size = config.get("vocab_size")
-    if model_vocab_size is not None and model_vocab_size < vocab_size:
-        raise DataError(
-            f"{folder / 'config.json'} has vocab_size {model_vocab_size} and the tokenizer beside it has ids up to "
-            f"{vocab_size - 1}; use the tokenizer of this very model, or a model with a larger vocabulary."
-        )
+    model_vocab_size = hf_tokenizer.vocabulary_of(config)
+    eos_id = hf_tokenizer.end_of_document(_json(folder / "tokenizer_config.json"), config, tokenizer.token_to_id)
+    vocab_size = max(vocab.values(), default=-1) + 1
+    fault = hf_tokenizer.vocabulary_fault(vocab, model_vocab_size) or hf_tokenizer.eos_fault(
+        eos_id, model_vocab_size or vocab_size
+    )
+    if fault:
+        raise DataError(f"{folder}: {fault}.")
     files = tokenizer_in(path.name for path in folder.iterdir())
     sha256 = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()
-    return TokenizerFacts(sha256, vocab_size, model_vocab_size, _eos_id(folder, tokenizer, config))
+    return TokenizerFacts(sha256, max(vocab_size, -1 if eos_id is None else eos_id + 1), model_vocab_size, eos_id)
 
 
 def tokenizer_json(folder: Path) -> bytes:
@@ -96,7 +115,7 @@ def tokenizer_json(folder: Path) -> bytes:
 def _converted(folder: Path, _changed: tuple[int, ...]) -> bytes:
     files = " and ".join(tokenizer_in(path.name for path in folder.iterdir()))
     try:
-        tokenizer = hf_tokenizer.load(folder)
+        tokenizer = hf_tokenizer.load(folder, lambda _: None)
         return str(tokenizer.backend_tokenizer.to_str()).encode()
     except Exception as error:  # transformers', tokenizers' and sentencepiece's own
         raise DataError(
@@ -114,13 +133,3 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not JSON ({error}); copy the model's again.") from error
     return content if isinstance(content, dict) else {}
-
-
-def _eos_id(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> int | None:
-    token = _json(folder / "tokenizer_config.json").get("eos_token")
-    if isinstance(token, dict):
-        token = token.get("content")
-    if token is not None:
-        return tokenizer.token_to_id(token)
-    ids = config.get("eos_token_id")
-    return ids[0] if isinstance(ids, list) and ids else ids if isinstance(ids, int) else None

@@ -13,6 +13,7 @@ from smtrain.evaluation import report
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.harness import Measured, Tasks, versions
 from smtrain.evaluation.progress import HarnessProgress
+from smtrain.model.hf_tokenizer import vocab_in, vocabulary_fault, vocabulary_of
 
 ADAPTER = "adapter_config.json"
 
@@ -34,6 +35,7 @@ def evaluate(
             raise DataError(
                 f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it."
             )
+        _refuse_unknown_ids(folder)
     if adapter and under:
         refuse_other_base(model, under)
     tasks = Tasks(asked)
@@ -53,6 +55,16 @@ def evaluate(
         "versions": versions(),
     }
     return made
+
+
+def _refuse_unknown_ids(folder: Path) -> None:
+    """Raises `DataError` if the tokenizer of a folder has ids that its model lacks."""
+    try:
+        described = json.loads((folder / "config.json").read_text("utf-8"))
+    except ValueError:
+        return  # which loading it says
+    if fault := vocabulary_fault(vocab_in(folder), vocabulary_of(described)):
+        raise DataError(f"{folder}: {fault}.")
 
 
 def _measured(

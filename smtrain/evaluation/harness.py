@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -124,6 +125,7 @@ class Tasks:
             try:
                 model: Any = HFLM(
                     pretrained=str(folder),
+                    tokenizer=_tokenizer(folder),
                     device=device,
                     dtype="auto",
                     batch_size=asked.batch_size,
@@ -167,6 +169,22 @@ class Tasks:
 def versions() -> dict[str, str]:
     """Of what the numbers depend on."""
     return {name: metadata.version(name) for name in VERSIONS}
+
+
+def _tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model's folder, with a padding token that the model has.
+
+    Raises what transformers raises, and `DataError` if it can write ids that the model lacks.
+    """
+    from smtrain.model import hf_tokenizer
+
+    described = json.loads((folder / "config.json").read_text("utf-8"))
+    tokenizer = hf_tokenizer.load(folder)
+    if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), hf_tokenizer.vocabulary_of(described)):
+        raise DataError(f"{folder}: {fault}.")
+    if not any((tokenizer.pad_token, tokenizer.unk_token, tokenizer.eos_token)):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # or the harness adds one of its own, with a new id
+    return tokenizer
 
 
 def _measured(found: dict[str, Any], model: Any) -> Measured:

@@ -37,7 +37,7 @@ def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
         max_new_tokens=sampling.max_new_tokens,
         bos_token_id=loaded.model.generation_config.bos_token_id,
         eos_token_id=ends or None,
-        pad_token_id=ends[0] if ends else 0,
+        pad_token_id=loaded.padding,
         **options,
     )
     return config

@@ -41,6 +41,12 @@ class Loaded:
     """Whether its positions are a table, beyond whose end it can compute nothing."""
 
     @property
+    def padding(self) -> int:
+        """The id that fills a batch up: that of the end of a text, if the model has it."""
+        rows = self.model.get_input_embeddings().num_embeddings
+        return next((i for i in self.ends if 0 <= i < rows), 0)
+
+    @property
     def positions(self) -> int | None:
         """The longest text that the model has positions for, prompt and answer together."""
         told = getattr(self.model.config, "max_position_embeddings", None)
@@ -67,7 +73,7 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     """Load a Hugging Face folder in its own number format, on an accelerator if there is one.
 
     Raises `CheckpointError` where transformers does not load it, or builds another model than config.json describes,
-    and where the adapter is none for this model.
+    where the tokenizer has ids that the model lacks, and where the adapter is none for this model.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the Hugging Face folder that export wrote.")
@@ -76,6 +82,7 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         known = isinstance(described, dict) and described.get("model_type") in FAMILIES
         normal = normalise(described) if known else None
         tokenizer = hf_tokenizer.load(folder)
+        refuse_unknown_ids(folder, tokenizer, described)
         options = {"config": transformers_config(described)} if known else {}
         model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)
     except (*NO_MODEL, AttributeError) as error:
@@ -91,6 +98,13 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     model.eval()
     learned = normal is not None and normal.rope is None
     return Loaded(folder, model, tokenizer, adapted=adapter is not None, learned=learned)
+
+
+def refuse_unknown_ids(folder: Path, tokenizer: Any, described: Any) -> None:
+    """Raises `CheckpointError` if the tokenizer of a folder can write ids that the model of its config.json lacks."""
+    vocabulary = hf_tokenizer.vocabulary_of(described) if isinstance(described, dict) else None
+    if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), vocabulary):
+        raise CheckpointError(f"{folder}: {fault}.")
 
 
 def _adapted(model: Any, folder: Path, adapter: Path) -> Any:

@@ -15,6 +15,7 @@ from smtrain.contract.container import PREPARED_FORMAT
 from smtrain.contract.uris import split_uri
 from smtrain.facts.filesystems import is_mounted
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
+from smtrain.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -45,6 +46,11 @@ def model(context: Context) -> Iterator[Finding]:
     about = _json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
     if sft and "chat_template.jinja" not in names and not (about or {}).get("chat_template"):
         faults.append(f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there")
+    if "prepare" in context.stages and (about or described.get("eos_token_id") is not None):
+        about = about if about is not None else _json_of(context, uri, "tokenizer_config.json") or {}
+        # the tokenizer itself is not fetched: a token that it names has an id of its own
+        eos_id = end_of_document(about, described, lambda _: None)
+        faults += [f"{uri}: {fault}" for fault in [eos_fault(eos_id, vocabulary_of(described))] if fault]
     for fault in faults:
         yield Finding("model", "fault", fault)
     if not faults:

@@ -16,6 +16,7 @@ from smtrain.checkpoint.checksum import crc32
 from smtrain.data.blocks import Block
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
+from smtrain.data.unread import Unread
 
 P = TypeVar("P")
 _HEAD = struct.Struct("<III")  # bytes of the description, of the arrays, crc32 of both
@@ -33,6 +34,8 @@ def pack(piece: Any, number_of: dict[SourceFile, int]) -> bytes:
             arrays.append(np.ascontiguousarray(value).tobytes())
         elif isinstance(value, Block):
             about[field.name] = [number_of[value.file], value.size, value.first]
+        elif field.name == "unread":
+            about[field.name] = list(value.items())  # whose names are the text's, and may be those of an array here
         elif field.name == "bad":
             about[field.name] = [[bad.file, bad.line, bad.reason] for bad in value]
         else:
@@ -53,6 +56,7 @@ def unpack(kind: type[P], body: bytes, head: int, files: Sequence[SourceFile]) -
     file, size, first = about["block"]
     about["block"] = Block(files[file], size, first)
     about["bad"] = [BadLine(*bad) for bad in about["bad"]]
+    about["unread"] = Unread(about["unread"])
     if "told" in about:
         about["told"] = Counter(about["told"])
     return kind(**about)

@@ -10,6 +10,7 @@ from smtrain.data.blocks import Block
 from smtrain.data.forms import arrays, delimited, tarred, warc, wiki
 from smtrain.data.reading import BadLine, Documents, add_text, strings
 from smtrain.data.sources import SourceFile
+from smtrain.data.unread import Unread
 
 _READERS = {
     "json": arrays.documents,
@@ -24,21 +25,27 @@ _READERS = {
 def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> Iterator[Block]:
     """The documents of a file in blocks of about BLOCK_BYTES; `stream` reads what `raw` holds, unpacked.
 
-    A reader gives texts (or bytes that are to be UTF-8) and, for what is none, a BadLine with its place in the file.
+    A reader gives texts (or bytes that are to be UTF-8), for what is none a BadLine with its place in the file, and
+    counts of what it does not read.
     Raises DataError where the file is not what it is called.
     """
     texts: list[str] = []
     bad: list[BadLine] = []
+    unread = Unread()
     size = lines = told = 0
     first = True
 
     def block(at: int) -> Block:
-        nonlocal texts, bad, size, lines, told, first
-        made = Block(file, max(at - told, 0), first, Documents(strings(texts), bad, 0))
-        texts, bad, size, told, first = [], [], 0, max(at, told), False
+        nonlocal texts, bad, unread, size, told, first
+        made = Block(file, max(at - told, 0), first, Documents(strings(texts), bad, 0, unread))
+        texts, bad, unread, size, told, first = [], [], Unread(), 0, max(at, told), False
         return made
 
-    for lines, found in enumerate(_READERS[file.kind](file, stream, text_column), start=1):
+    for found in _READERS[file.kind](file, stream, text_column):
+        if isinstance(found, Unread):
+            unread.count(found)
+            continue
+        lines += 1
         if isinstance(found, BadLine):
             bad.append(found)
         elif fault := add_text(texts, found, text_column):

@@ -10,6 +10,7 @@ from typing import Any
 from smtrain.data.fields import TextOf
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
+from smtrain.data.unread import Unread, unread_fields
 from smtrain.errors import DataError
 
 _READ = 1 << 20
@@ -17,7 +18,7 @@ _LARGEST = 256 << 20
 
 
 def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
-    """The text of every object."""
+    """The text of every object, and the other fields that hold some."""
     column = TextOf(text_column)
     for number, row in enumerate(objects(file, stream), start=1):
         if not isinstance(row, dict):
@@ -25,6 +26,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
             continue
         text, fault = column.of(row)
         yield BadLine(file.name, number, fault) if fault else text
+        yield Unread(dict.fromkeys([] if fault else unread_fields(row, column.needed), 1))
 
 
 def objects(file: SourceFile, stream: Any) -> Iterator[Any]:

@@ -10,13 +10,17 @@ from typing import Any
 from smtrain.data.fields import TextOf
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
+from smtrain.data.unread import Unread, unread_fields
 from smtrain.errors import DataError
 
 _LARGEST = 256 << 20
 
 
 def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
-    """The text of every row. Raises DataError for a file without the column, or one that is no UTF-8 or no CSV."""
+    """The text of every row, and the other columns that hold some.
+
+    Raises DataError for a file without the column, or one that is no UTF-8 or no CSV.
+    """
     csv.field_size_limit(_LARGEST)
     lines = io.TextIOWrapper(io.BufferedReader(_Readable(stream), 1 << 20), "utf-8-sig", newline="")
     column = TextOf(text_column)
@@ -35,7 +39,9 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
             if len(row) != len(names):
                 yield BadLine(file.name, rows.line_num, f"{len(row)} fields where the first line has {len(names)}")
                 continue
-            yield column.of(dict(zip(names, row, strict=True)))[0]
+            record = dict(zip(names, row, strict=True))
+            yield column.of(record)[0]
+            yield Unread(dict.fromkeys(unread_fields(record, column.needed), 1))
     except csv.Error as error:
         raise DataError(f"{file.path}, line {rows.line_num}, is not CSV ({error}); write it again.") from None
     except UnicodeDecodeError as error:

@@ -7,13 +7,17 @@ from typing import Any
 
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
+from smtrain.data.unread import Unread
 from smtrain.errors import DataError
 
 _LARGEST = 256 << 20
 
 
 def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
-    """The text of every record that is text. Raises DataError for what is no archive, or holds pages alone."""
+    """The text of every record that is text, and counts of the others.
+
+    Raises DataError for what is no archive, or holds pages alone.
+    """
     reader = _Archive(stream)
     texts = pages = number = 0
     while (line := reader.line()) is not None:
@@ -40,6 +44,8 @@ def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[obje
                 yield body.decode().rstrip("\r\n")
             except UnicodeDecodeError as error:
                 yield BadLine(file.name, number, f"not UTF-8 at byte {error.start + 1} of the record")
+        elif kind in ("response", "resource", "conversion"):
+            yield Unread({f"records of {media.partition(';')[0] or 'no type'}": 1})
     if pages and not texts:
         raise DataError(
             f"{file.path} holds {pages} web pages and no text; give the WET files of the crawl, or take the text "

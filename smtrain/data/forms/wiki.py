@@ -10,13 +10,14 @@ from xml.etree import ElementTree
 from smtrain.data.forms.wikitext import plain
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
+from smtrain.data.unread import Unread
 from smtrain.errors import DataError
 
 _OPEN = re.compile(rb"<doc\s[^>\n]*>\s*")
 
 
 def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
-    """The title and the text of every article (namespace 0, no redirect) of a dump.
+    """The title and the text of every article (namespace 0, no redirect) of a dump, and counts of the other pages.
 
     Templates, tables, references, files and categories are left out, links keep their words. Raises DataError without
     mwparserfromhell, or where the file is no dump.
@@ -47,7 +48,9 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
                 continue
             number += 1
             found = {child.tag.rpartition("}")[2]: child for child in element.iter()}
-            if _said(found, "ns") in ("", "0") and "redirect" not in found and _said(found, "text"):
+            if _said(found, "ns") not in ("", "0") or "redirect" in found:
+                yield Unread({"redirects" if "redirect" in found else f"pages of namespace {_said(found, 'ns')}": 1})
+            elif _said(found, "text"):
                 try:
                     text = plain(_said(found, "text"), dropped)
                 except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:

@@ -1,0 +1,165 @@
+"""Text of a corpus that no reader takes is counted, whatever file it is in."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from smtrain.data import blocks
+from smtrain.data.blocks import cut_file
+from smtrain.data.manifest import DatasetManifest
+from smtrain.data.prepare import prepare
+from smtrain.data.reading import read_block
+from smtrain.data.sources import find_files
+from smtrain.data.unread import Unread, holds_text, unread_columns, unread_fields, unread_sentence
+from tests.typed import typed as smtrain
+
+TEXT = "words of a small text " * 9
+ROWS: list[dict[str, Any]] = [
+    {"text": TEXT, "title": "a title", "when": "2026-01-01T00:00:00", "n": 3, "meta": {"url": "u", "tags": ["a"]}},
+    {"text": TEXT, "title": "another", "when": "2026-01-02T00:00:00", "n": 4, "meta": {"url": "", "tags": []}},
+    {"text": TEXT, "title": None, "when": "2026-01-02T00:00:00", "n": None, "meta": None},
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    table = pa.Table.from_pylist(ROWS)
+    match path.suffixes:
+        case [".jsonl"]:
+            path.write_text(lines)
+        case [".jsonl", ".gz"]:
+            path.write_bytes(gzip.compress(lines.encode()))
+        case [".json"]:
+            path.write_text(json.dumps(rows))
+        case [".parquet"]:
+            pq.write_table(table, path, row_group_size=2)
+        case [".arrow"]:
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table, max_chunksize=2)
+        case [".tar"]:
+            with tarfile.open(path, "w") as archive:
+                for name, content in (("in/a.jsonl", lines.encode()), ("in/b.png", b"?"), ("in/c.png", b"?")):
+                    about = tarfile.TarInfo(name)
+                    about.size = len(content)
+                    archive.addfile(about, io.BytesIO(content))
+    return path
+
+
+def unread(path: Path, column: str = "text") -> dict[str, int]:
+    found = Unread()
+    for file in find_files(path):
+        for block in cut_file(file, column):
+            found.count(read_block(block, column).unread)
+    return found
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "a.arrow"])
+def test_fields_with_text_are_counted_by_their_records(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name)
+    nested = 2 if name == "a.parquet" else 1  # its footer does not tell what is empty
+    assert unread(path) == {"title": 2, "when": 3, "meta": nested}
+    assert unread(path, "{text} {when}") == {"title": 2, "meta": nested}
+    others = unread(path, "meta.url")
+    records = 2 if name in ("a.jsonl", "a.jsonl.gz", "a.json") else 3  # the third has no meta.url, and is a fault
+    assert others == {"meta.tags": 1, "text": records, "title": 2, "when": records}
+
+
+def test_a_field_of_several_types_is_counted_too(tmp_path: Path) -> None:
+    rows = [{"text": TEXT, "extra": extra, "title": "t"} for extra in ("text", 3, {"a": "text"}, {"a": 3}, ["x"], [])]
+    assert unread(write(tmp_path / "a.jsonl", rows)) == {"extra": 3, "title": 6}
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text() + "no json\n")
+    assert unread(tmp_path / "a.jsonl") == {"extra": 3, "title": 6}
+
+
+def test_csv_tar_and_archives(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text,title,empty\n"a","b",\n"c",,\n')
+    assert unread(tmp_path / "a.csv") == {"title": 1}
+    found = unread(write(tmp_path / "a.tar"))
+    assert found == {"title": 2, "when": 3, "meta": 1, "files of a tar that end in .png": 2}
+    records = [
+        ("conversion", "text/plain", b"some text"), ("resource", "image/png", b"?"),
+        ("response", "application/http", b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>"),
+        ("warcinfo", "application/warc-fields", b"by: a crawl"),
+    ]  # fmt: skip
+    (tmp_path / "a.warc").write_bytes(
+        b"".join(
+            f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+            + b"\r\n\r\n"
+            for kind, media, body in records
+        )
+    )
+    assert unread(tmp_path / "a.warc") == {"records of image/png": 1, "records of text/html": 1}
+
+
+def test_pages_of_a_dump_that_are_no_articles(tmp_path: Path) -> None:
+    pytest.importorskip("mwparserfromhell")
+    pages = "".join(
+        f"<page><title>{title}</title><ns>{ns}</ns>{more}<revision><text>words</text></revision></page>"
+        for title, ns, more in (("A", 0, ""), ("B", 1, ""), ("C", 0, '<redirect title="A"/>'), ("D", 1, ""))
+    )
+    (tmp_path / "a.xml").write_text(f"<mediawiki>{pages}</mediawiki>")
+    assert unread(tmp_path / "a.xml") == {"pages of namespace 1": 2, "redirects": 1}
+
+
+def test_it_is_said_before_anything_is_trained(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = smtrain(
+        "data", "prepare", str(write(tmp_path / "a.jsonl")), str(tmp_path / "out"), "--model", str(tokenizer_folder),
+        "--seq-len", "8",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    for text in (told.stdout, told.stderr):
+        assert "not read: when 3, title 2, meta 1" in text
+    assert "data.text_column" in told.stderr
+    shown = smtrain("data", "inspect", str(tmp_path / "out"))
+    assert "not read         meta 1, title 2, when 3" in shown.stdout
+    assert DatasetManifest.load(tmp_path / "out").unread == {"title": 2, "when": 3, "meta": 1}
+    # whatever the blocks are
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
+    said: list[str] = []
+    made = prepare(
+        tmp_path / "a.jsonl", tmp_path / "small", tokenizer_folder, seq_len=8, say=said.append, progress=lambda _: None
+    )
+    assert made.unread == {"title": 2, "when": 3, "meta": 1}
+    made = prepare(
+        write(tmp_path / "only.jsonl", [{"text": TEXT, "n": 3}]), tmp_path / "only", tokenizer_folder, seq_len=8,
+        say=said.append, progress=lambda _: None,
+    )  # fmt: skip
+    assert made.unread == {}
+    assert "unread" not in (tmp_path / "only/manifest.json").read_text()
+
+
+def test_a_record_with_names_of_its_own_does_not_fill_the_memory() -> None:
+    found = Unread()
+    for number in range(900):
+        found.count([f"name {number}", "title"])
+    assert len(found) == 201
+    assert found["title"] == 900
+    assert sum(found.values()) == 1800
+    assert unread_sentence(found).startswith("not read: title 900, other fields 701, name 0 1")
+    assert unread_sentence(found).endswith(" and 181 more in manifest.json")
+
+
+def test_arrow_counts_what_python_counts() -> None:
+    values: list[Any] = [
+        None, {"a": "x", "b": [], "c": 1}, {"a": "", "b": ["", "y"], "c": 2}, {"a": None, "b": [None], "c": None},
+    ]  # fmt: skip
+    table = pa.table({"v": values, "d": pa.array(["a", "", None, "b"]).dictionary_encode(), "n": [1, 2, 3, 4]})
+    rows = table.to_pylist()
+    for read in ((), ("v.a",), ("v.a", "d"), ("v",)):
+        wanted = Unread()
+        for row in rows:
+            wanted.count(unread_fields(row, read))
+        assert unread_columns(table, read) == wanted
+    assert not holds_text(b"bytes")
