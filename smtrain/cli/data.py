@@ -251,6 +251,11 @@ def import_(
     named("--model", model)
     options.folder_of("OUT", output)
     from smtrain.data import exchange
+    from smtrain.data.unread import unread_sentence
 
     made = exchange.import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
+    for sentence in made.left_out:
+        say(sentence)
+    if made.unread:
+        say(unread_sentence(made.unread))

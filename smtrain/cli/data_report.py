@@ -43,6 +43,7 @@ def report(
     from smtrain.data import report as reports
     from smtrain.data.manifest import refuse_others
     from smtrain.data.report_page import page
+    from smtrain.data.unread import unread_sentence
 
     if not overwrite:
         refuse_others(Path(out))
@@ -57,5 +58,8 @@ def report(
     say(f"{out}: {documents:,} documents, {duplicates:,} of them exact duplicates")
     for what, count in [*made.dropped.items(), *made.noted.items()]:
         say(f"{count:,} {what}")
+    for source in made.sources:
+        if source.unread:
+            say(f"{source.name}: {unread_sentence(source.unread)}")
     if made.tested:
         say(f"{made.tested[1]:,} of {made.tested[0]:,} tested texts overlap with them")

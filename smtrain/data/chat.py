@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from smtrain.config.data import Column
 from smtrain.data.record_fields import record_fields
 from smtrain.data.turns import RecordFault, clean, read_tools, read_turns
-from smtrain.data.unread import Unread, holds_text, unread_fields
+from smtrain.data.unread import UnreadText, holds_text, unread_fields
 from smtrain.errors import DataError, first_line
 
 __all__ = ["ChatTemplate", "Dialogue", "RecordFault", "Rendered", "conversation", "named", "refuse_pairs"]
@@ -51,7 +51,7 @@ class Dialogue:
     skipped: frozenset[int] = frozenset()
     read: frozenset[str] = field(default=frozenset(), compare=False)
     column: str = field(default="messages", compare=False)
-    unread: Unread = field(default_factory=Unread, compare=False)
+    unread: UnreadText = field(default_factory=UnreadText, compare=False)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from smtrain.data.indexed import IndexedDataset, write_index
 from smtrain.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.data.sources import SourceFile, find_files
+from smtrain.data.tables import column_batches
 from smtrain.data.tally import fingerprint, fingerprints
 from smtrain.data.tokenizer import TokenizerFacts, tokenizer_facts
+from smtrain.data.unread import UnreadText
 from smtrain.errors import DataError
 
 _ROWS_PER_BATCH = 256
@@ -137,10 +139,14 @@ def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
         lengths, documents = _copy_pair(IndexedDataset(prefix), bin_path, facts)
+        unread, left_out = UnreadText(), []
         rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
     else:
-        files = [file for file in find_files(source) if file.kind in ("arrow", "parquet")]
-        lengths = _copy_rows(files, bin_path, facts)
+        left_out = []
+        found = find_files(source, say=left_out.append)
+        files = [file for file in found if file.kind in ("arrow", "parquet")]
+        left_out += [f"{f.name} is left out: rows of tokens are Arrow or Parquet" for f in found if f not in files]
+        lengths, unread = _copy_rows(files, bin_path, facts)
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
     write_index(idx_path, facts.dtype, lengths, documents, None)
@@ -158,7 +164,7 @@ def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq
         seq_len=seq_len, documents=len(documents) - 1, tokens=total,
         samples=(total - 1) // seq_len, text_column="", sources=rows,
         files=fingerprints(output / PREFIX),
-        bad_line_count=0, bad_lines=[], tokenized_by="imported",
+        bad_line_count=0, bad_lines=[], tokenized_by="imported", unread=dict(unread), left_out=left_out,
     )  # fmt: skip
     whole = {"prefix": PREFIX, "documents": manifest.documents, "tokens": total, "samples": manifest.samples}
     manifest = replace(manifest, parts=[whole])
@@ -175,7 +181,9 @@ def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tup
     return np.asarray(data.lengths), np.asarray(data.document_index)
 
 
-def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> NDArray[Any]:
+def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:
+    """Tokens a row, and what the rows hold beside them."""
+    unread = UnreadText()
     from smtrain.data.blocks import cut_file
 
     lengths: list[NDArray[Any]] = [np.zeros(0, np.int64)]
@@ -185,12 +193,30 @@ def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> 
                 kind = block.payload.type
                 if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
                     raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids; write lists.")
+                unread.count(block.unread)
                 tokens = block.payload.flatten().to_numpy(zero_copy_only=False)
                 _check_ids(Path(file.path), tokens, facts)
                 out.write(np.ascontiguousarray(tokens, facts.dtype).data)
                 lengths.append(pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False))
+            for batch in column_batches(file, ("input_ids", "labels", "attention_mask")):
+                unread.count(_lost_labels(batch))
     found = np.concatenate(lengths)
-    return found[found > 0]
+    return found[found > 0], unread
+
+
+def _lost_labels(batch: Any) -> UnreadText:
+    """Rows some of whose tokens are marked as not to be learned, or as padding: an import learns all of them."""
+    found = UnreadText()
+    ids = batch["input_ids"].to_pylist()
+    for name, what in (
+        ("labels", "rows with other labels than input_ids"),
+        ("attention_mask", "rows with padding"),
+    ):
+        if name in batch.schema.names:
+            wanted = ids if name == "labels" else [[1] * len(row or ()) for row in ids]
+            lost = sum(a != b for a, b in zip(batch[name].to_pylist(), wanted, strict=True))
+            found.count({what: lost} if lost else {})
+    return found
 
 
 def _check_ids(path: Path, tokens: NDArray[Any], facts: TokenizerFacts) -> None:

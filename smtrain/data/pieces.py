@@ -24,7 +24,7 @@ from smtrain.data.reading import BadLine
 from smtrain.data.refining.refiner import Refine, refine_versions
 from smtrain.data.sources import SourceFile
 from smtrain.data.tokenizer import TokenizerFacts
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 from smtrain.errors import DataError
 from smtrain.machine import cores_here
 
@@ -50,7 +50,7 @@ class TextPiece:
     dropped: dict[str, int] = field(default_factory=dict)
     noted: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
-    unread: Unread = field(default_factory=Unread)
+    unread: UnreadText = field(default_factory=UnreadText)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from smtrain.data.blocks import Block
 from smtrain.data.fields import TextOf
-from smtrain.data.unread import Unread, unread_columns, unread_fields
+from smtrain.data.unread import UnreadText, unread_columns, unread_fields
 from smtrain.errors import first_line
 
 
@@ -47,7 +47,7 @@ class Documents:
     texts: Any = field(default_factory=strings)
     bad: list[BadLine] = field(default_factory=list)
     lines: int = 0
-    unread: Unread = field(default_factory=Unread)
+    unread: UnreadText = field(default_factory=UnreadText)
 
     @property
     def nbytes(self) -> int:
@@ -114,9 +114,9 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
     return Documents(strings(column.chunk(0)), [], lines, unread)
 
 
-def _unread_in_lines(data: bytes, text_column: str) -> Unread:
+def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
     """The same of lines of JSON that Arrow read the text of."""
-    found = Unread()
+    found = UnreadText()
     for line in data.splitlines():
         row, fault = parse_line(line)
         if not fault:
@@ -166,10 +166,10 @@ def _read_rows(block: Block) -> Documents:
         try:
             texts = strings(column)
             texts.validate(full=True)
-            return Documents(texts, [], len(column), Unread(block.unread))
+            return Documents(texts, [], len(column), UnreadText(block.unread))
         except pa.ArrowException:
             pass
-    found = Documents(unread=Unread(block.unread))
+    found = Documents(unread=UnreadText(block.unread))
     texts = []
     for found.lines, cell in enumerate(column, start=1):
         try:

@@ -14,7 +14,7 @@ from smtrain.data.chat import COLUMNS, NAMED, refuse_pairs
 from smtrain.data.reading import BadLine, parse_line, split_lines
 from smtrain.data.sources import SourceFile, unreadable
 from smtrain.data.tables import arrow_batches
-from smtrain.data.unread import Unread, unread_columns, unread_in_parquet
+from smtrain.data.unread import UnreadText, unread_columns, unread_in_parquet
 from smtrain.errors import DataError
 
 _ROWS = 1024
@@ -70,7 +70,7 @@ def _lines_of_array(file: SourceFile) -> Iterator[Block]:
 
 def _batches(
     file: SourceFile, raw: Any, columns: tuple[str, ...], stretch: Stretch | None
-) -> Iterator[tuple[Any, float, Unread]]:
+) -> Iterator[tuple[Any, float, UnreadText]]:
     """Record batches, the share of the file that each is, and what the other columns hold."""
     if file.kind == "parquet":
         import pyarrow.parquet as pq
@@ -81,7 +81,7 @@ def _batches(
         unread = unread_in_parquet(table, groups, kept)
         for batch in table.iter_batches(_ROWS, list(groups), kept, use_threads=False):
             yield batch, len(batch) / max(table.metadata.num_rows, 1), unread
-            unread = Unread()
+            unread = UnreadText()
         return
     schema, found, in_order = arrow_batches(raw)
     kept = _kept(file, schema.names, columns)

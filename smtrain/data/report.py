@@ -17,6 +17,7 @@ from smtrain.data.reading import Documents, read_block
 from smtrain.data.refining.judged import JudgedTexts
 from smtrain.data.refining.refiner import EXAMPLES, refine_versions
 from smtrain.data.sources import Format, find_files
+from smtrain.data.unread import UnreadText
 from smtrain.errors import DataError
 
 _LINES_KEPT = 200_000
@@ -48,6 +49,7 @@ class SourceReport:
     lengths: Counter[int] = field(default_factory=Counter)
     scripts: Counter[str] = field(default_factory=Counter)
     overlapping: int = 0
+    unread: UnreadText = field(default_factory=UnreadText)
 
 
 @dataclass
@@ -106,6 +108,7 @@ def report(
                 left -= found.texts.nbytes
                 _keep(examples["bad records"], [str(bad) for bad in found.bad])
                 about.bad += len(found.bad)
+                about.unread.count(found.unread)
                 _count(about, found, seen, lines, examples)
                 judged.add(found.texts.to_pylist() if cleaning.refines else [])
                 if chosen is not None:

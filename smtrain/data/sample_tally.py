@@ -14,7 +14,7 @@ from smtrain.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.data.samples import SamplePiece
 from smtrain.data.sources import SourceFile
 from smtrain.data.tally import TallyPart
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 
 
 class SampleTally:
@@ -32,7 +32,7 @@ class SampleTally:
         self.blocks = self.done_bytes = 0
         self.bad = Bad("record", "data")
         self.told: Counter[str] = Counter()
-        self.unread = Unread()
+        self.unread = UnreadText()
         self._samples, self._lines = [0] * len(files), [0] * len(files)
 
     @property
@@ -103,7 +103,7 @@ class SampleTally:
         self.blocks, self.done_bytes, self.told = mark["blocks"], mark["done_bytes"], Counter(mark["told"])
         self._lines, self._samples = mark["lines"], mark["samples"]
         self.bad.count, self.bad.kept = mark["bad_count"], mark["bad"]
-        self.unread = Unread(mark.get("unread", {}))
+        self.unread = UnreadText(mark.get("unread", {}))
         return True
 
     def source_rows(self) -> list[dict[str, Any]]:

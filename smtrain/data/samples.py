@@ -28,7 +28,7 @@ from smtrain.data.holdout import HoldOut, conversation_hash
 from smtrain.data.reading import BadLine
 from smtrain.data.records import read_records
 from smtrain.data.tokenizer import load_tokenizer
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 from smtrain.errors import DataError
 
 _SPLIT = "conversations that became a sample for each answer"
@@ -54,7 +54,7 @@ class SamplePiece:
     lines: int
     told: Counter[str]
     sides: NDArray[np.int8] | None = None
-    unread: Unread = field(default_factory=Unread)
+    unread: UnreadText = field(default_factory=UnreadText)
 
 
 class Maker:
@@ -88,7 +88,7 @@ class Maker:
         rendered: list[Rendered] = []
         hashes: list[int] = []  # of the conversation of each text: what is made of one stays on one side
         told: Counter[str] = Counter()
-        unread = Unread(block.unread)
+        unread = UnreadText(block.unread)
         for line, row in found.rows:
             try:
                 said = conversation(named(row, self._columns), self._shape)
@@ -119,9 +119,9 @@ class Maker:
             unread,
         )
 
-    def _unread(self, row: dict[str, Any], said: Dialogue, texts: list[Rendered]) -> Unread:
+    def _unread(self, row: dict[str, Any], said: Dialogue, texts: list[Rendered]) -> UnreadText:
         """What a record holds and its samples do not."""
-        found = Unread(said.unread)
+        found = UnreadText(said.unread)
         found.count(unread_of(row, said, self._columns))
         found.count(self.template.unread(said, texts) if texts else [])
         return found

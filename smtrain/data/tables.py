@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ from smtrain.data import blocks
 from smtrain.data.blocks import Block, Stretch, Wanted
 from smtrain.data.fields import TextOf
 from smtrain.data.sources import SourceFile, unreadable
-from smtrain.data.unread import Unread, unread_columns, unread_in_parquet
+from smtrain.data.unread import UnreadText, unread_columns, unread_in_parquet
 from smtrain.errors import DataError
 
 
@@ -50,7 +50,7 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
         for batch in table.iter_batches(rows, list(groups), [text_column], use_threads=False):
             size = file.bytes * len(batch) // max(about.num_rows, 1)
             yield Block(file, size, first, batch.column(text_column), unread)
-            first, unread = False, Unread()
+            first, unread = False, UnreadText()
 
 
 def _row_blocks(file: SourceFile, table: Any, column: TextOf, stretch: Stretch | None) -> Iterator[Block]:
@@ -63,7 +63,7 @@ def _row_blocks(file: SourceFile, table: Any, column: TextOf, stretch: Stretch |
     first, unread = groups.start == 0, unread_in_parquet(table, groups, column.needed)
     for batch in table.iter_batches(rows, list(groups), list(column.tops(table.schema_arrow.names)), use_threads=False):
         yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, column.of_rows(batch), unread)
-        first, unread = False, Unread()
+        first, unread = False, UnreadText()
 
 
 def _check_fields(file: SourceFile, schema: Any, column: TextOf) -> None:
@@ -90,6 +90,21 @@ def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
             yield Block(file, max(at - told, 0), first, payload, unread_columns(batch, column.needed))
             told, first = max(at, told), False
+
+
+def column_batches(file: SourceFile, columns: Sequence[str]) -> Iterator[Any]:
+    """Record batches of those of `columns` that a Parquet or Arrow file has."""
+    import pyarrow.parquet as pq
+
+    with file.open() as raw:
+        if file.kind == "parquet":
+            table = pq.ParquetFile(raw)
+            kept = [name for name in columns if name in table.schema_arrow.names]
+            yield from table.iter_batches(1024, columns=kept, use_threads=False)
+            return
+        schema, batches, _ = arrow_batches(raw)
+        kept = [name for name in columns if name in schema.names]
+        yield from (batch.select(kept) for batch in batches)
 
 
 def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:

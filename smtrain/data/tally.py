@@ -18,7 +18,7 @@ from smtrain.data.manifest import PREFIX, VALIDATION
 from smtrain.data.refining.refiner import keep
 from smtrain.data.sources import SourceFile
 from smtrain.data.unlike import Unlike
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 from smtrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class TokenTally:
         self.dropped: dict[str, int] = {}
         self.noted: dict[str, int] = {}
         self.examples: dict[str, list[str]] = {}
-        self.unread = Unread()
+        self.unread = UnreadText()
         self._line = 0
         self._file = ""
         self._per_file: list[dict[str, int]] = [{} for _ in files]
@@ -214,7 +214,7 @@ class TokenTally:
         self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
         self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
         self.noted, self.examples = mark.get("noted", {}), mark.get("examples", {})
-        self.unread = Unread(mark.get("unread", {}))
+        self.unread = UnreadText(mark.get("unread", {}))
         return True
 
     def check(self, seq_len: int, sources: list[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.data.record_fields import turn_fields
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 
 ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
@@ -35,14 +35,14 @@ class Turns:
 
     messages: list[dict[str, Any]]
     skipped: frozenset[int]
-    unread: Unread
+    unread: UnreadText
 
 
 def read_turns(turns: Any, column: str) -> Turns:
     """The turns in `column` (messages or conversations). Raises RecordFault."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise RecordFault(f"{column!r} is not a list of objects")
-    unread, found, skipped = Unread(), [], set()
+    unread, found, skipped = UnreadText(), [], set()
     idle: set[str] = set()  # switches that are on where no answer is
     for number, turn in enumerate(turns, start=1):
         message = _message(turn, number, column)

@@ -16,7 +16,7 @@ _OTHERS = "other fields"
 _SHOWN = 20
 
 
-class Unread(dict[str, int]):
+class UnreadText(dict[str, int]):
     """How often what is not read came, by its name: records with text in a field, or things of a kind."""
 
     def count(self, found: Mapping[str, int] | Iterable[str]) -> None:
@@ -63,9 +63,9 @@ def _below(name: str, read: Collection[str]) -> list[str]:
     return [path[len(name) + 1 :] for path in read if path.startswith(f"{name}.")]
 
 
-def unread_columns(table: Any, read: Collection[str], *, of_json: bool = False) -> Unread:
+def unread_columns(table: Any, read: Collection[str], *, of_json: bool = False) -> UnreadText:
     """The same of the rows of an Arrow table or record batch; times that Arrow saw in JSON (`of_json`) were text."""
-    found = Unread()
+    found = UnreadText()
     for field, column in zip(table.schema, table.columns, strict=True):
         if field.name not in read:
             chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
@@ -74,7 +74,7 @@ def unread_columns(table: Any, read: Collection[str], *, of_json: bool = False) 
     return found
 
 
-def _count_column(found: Unread, name: str, column: Any, read: Collection[str], of_json: bool) -> None:
+def _count_column(found: UnreadText, name: str, column: Any, read: Collection[str], of_json: bool) -> None:
     if read and pa.types.is_struct(column.type):
         for field, inner in zip(column.type, column.flatten(), strict=True):
             if field.name not in read:
@@ -107,12 +107,12 @@ def _plain(mask: Any) -> NDArray[np.bool_]:
     return found
 
 
-def unread_in_parquet(table: Any, groups: Iterable[int], read: Collection[str]) -> Unread:
+def unread_in_parquet(table: Any, groups: Iterable[int], read: Collection[str]) -> UnreadText:
     """The same of row groups of a `pyarrow.parquet.ParquetFile`, by its footer: nothing more of the file is read.
 
     A row counts if it has a value, also an empty one; of a column of lists the values count, up to the rows.
     """
-    found = Unread()
+    found = UnreadText()
     about, tops = table.metadata, sorted(table.schema_arrow.names, key=len, reverse=True)
     for group in groups:
         rows: dict[str, int] = {}

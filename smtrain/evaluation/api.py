@@ -39,6 +39,8 @@ def evaluate(
     if adapter and under:
         refuse_other_base(model, under)
     tasks = Tasks(asked)
+    if tasks.not_read:
+        say(f"{asked.data}: {tasks.not_read}")
     try:
         before = _measured(tasks, base, "the base model", say) if base else None
         name = "the trained model" if base else str(model)

@@ -64,6 +64,8 @@ class Tasks:
         if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
             raise ConfigError([missing(lacking)])
         self.asked = asked
+        self.not_read = ""
+        """What the files of MMLU hold and no task has, in words."""
         self._work = tempfile.TemporaryDirectory(prefix="smtrain-evaluation-")
         work = Path(self._work.name)
         try:
@@ -73,6 +75,7 @@ class Tasks:
             raise
 
     def _load(self, work: Path) -> None:
+        from smtrain.data.unread import UnreadText, unread_sentence
         from smtrain.evaluation.mmlu import write_tasks
 
         asked, folders = self.asked, []
@@ -80,7 +83,9 @@ class Tasks:
         if asked.data is not None:
             if not asked.data.is_dir():
                 raise DataError(f"{asked.data} is not a folder; give one of task YAMLs, or of MMLU's files.")
-            made = write_tasks(asked.data, work)
+            unread = UnreadText()
+            made = write_tasks(asked.data, work, unread)
+            self.not_read = unread_sentence(unread)
             yamls = list(asked.data.rglob("*.yaml"))
             if not made and not yamls:
                 raise DataError(

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from smtrain.data.unread import UnreadText, unread_columns
 from smtrain.errors import DataError
 
 _SPLITS = {"test": ("test",), "dev": ("dev",)}
@@ -39,15 +40,18 @@ def subjects_in(folder: Path) -> dict[str, dict[str, list[Path]]]:
     return {}
 
 
-def write_tasks(folder: Path, work: Path) -> list[str]:
+def write_tasks(folder: Path, work: Path, unread: UnreadText | None = None) -> list[str]:
     """Write the questions and a task a subject below `work`; names of the tasks and groups, none where it is no MMLU.
 
-    Raises `DataError` for a file that is not laid out as MMLU is.
+    `unread` is told what the files hold and no task has: other columns, and other files. Raises `DataError` for a file
+    that is not laid out as MMLU is.
     """
     subjects = subjects_in(folder)
     if not subjects:
         return []
-    questions = {split: _by_subject(subjects, split) for split in _SPLITS}
+    unread = UnreadText() if unread is None else unread
+    questions = {split: _by_subject(subjects, split, unread) for split in _SPLITS}
+    _count_others(folder, subjects, unread)
     out = work / "mmlu"
     out.mkdir(parents=True)
     template = yaml.safe_load((_harness() / "_default_template_yaml").read_text("utf-8"))
@@ -95,11 +99,19 @@ def _harness() -> Path:
     return Path(found.origin).parent / "tasks/mmlu/default"
 
 
-def _by_subject(subjects: dict[str, dict[str, list[Path]]], split: str) -> dict[str, list[Question]]:
+def _count_others(folder: Path, subjects: dict[str, dict[str, list[Path]]], unread: UnreadText) -> None:
+    read = {path for splits in subjects.values() for paths in splits.values() for path in paths}
+    others = [p for p in sorted(folder.rglob("*")) if p.suffix in (".csv", ".parquet") and p not in read]
+    unread.count({"files of other splits": len(others)} if others else {})
+
+
+def _by_subject(
+    subjects: dict[str, dict[str, list[Path]]], split: str, unread: UnreadText
+) -> dict[str, list[Question]]:
     found: dict[str, list[Question]] = {}
     for subject, splits in subjects.items():
         for path in splits.get(split, []):
-            for row in _csv_rows(path, subject) if path.suffix == ".csv" else _parquet_rows(path, subject):
+            for row in _csv_rows(path, subject) if path.suffix == ".csv" else _parquet_rows(path, subject, unread):
                 found.setdefault(row["subject"], []).append(row)
     return found
 
@@ -119,7 +131,7 @@ def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
             yield {"question": row[0], "subject": subject, "choices": row[1:5], "answer": answer}
 
 
-def _parquet_rows(path: Path, subject: str) -> Iterator[Question]:
+def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Question]:
     """question, subject, choices and the answer's number (or letter), or the choices as columns A to D."""
     import pyarrow.parquet as pq
 
@@ -129,6 +141,7 @@ def _parquet_rows(path: Path, subject: str) -> Iterator[Question]:
     lacking = [name for name in ("question", "answer", *([] if apart else ["choices"])) if name not in names]
     if lacking:
         raise DataError(f"{path} has no column {lacking[0]}, only {', '.join(table.column_names)}; give MMLU's own.")
+    unread.count(unread_columns(table, ("question", "answer", "subject", *(_LETTERS if apart else ("choices",)))))
     for row in table.to_pylist():
         choices = [row[letter] for letter in _LETTERS] if apart else list(row["choices"])
         answer = row["answer"]

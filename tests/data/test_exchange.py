@@ -148,3 +148,25 @@ def test_a_dataset_is_described(prepared: Path, tmp_path: Path, tokenizer_folder
     assert inspect(prepared / "tokens").facts["tokens"] == len(data.tokens)
     with pytest.raises(DataError, match="is missing"):
         inspect(tmp_path / "nothing")
+
+
+def test_what_an_import_cannot_keep_of_rows_is_counted(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "attention_mask": [1, 1, 1], "note": "a"},
+        {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 1], "note": ""},
+        {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "attention_mask": [1, 1, 0], "note": "b"},
+    ]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/more.jsonl").write_text("{}\n")
+    table = pa.Table.from_pylist(rows)
+    for form, notes in (("arrow", 2), ("parquet", 3)):
+        for old in (tmp_path / "in").glob("a.*"):
+            old.unlink()
+        if form == "parquet":
+            pq.write_table(table, tmp_path / "in/a.parquet")
+        else:
+            with pa.ipc.new_stream(tmp_path / "in/a.arrow", table.schema) as stream:
+                stream.write_table(table)
+        made = import_tokens(tmp_path / "in", tmp_path / form, tokenizer_folder, 4)
+        assert made.unread == {"note": notes, "rows with other labels than input_ids": 1, "rows with padding": 1}
+        assert any("more.jsonl" in sentence for sentence in made.left_out)

@@ -124,9 +124,7 @@ def test_earlier_turns_of_alpaca_are_turns() -> None:
 
 
 @pytest.mark.parametrize("column", ["messages", "conversations"])
-def test_a_system_prompt_of_the_record_goes_before_turns_without_one(
-    column: str, tmp_path: Path, folder: Path
-) -> None:
+def test_a_system_prompt_of_the_record_goes_before_turns_without_one(column: str, tmp_path: Path, folder: Path) -> None:
     turns = talk("hi", "ho")
     assert conversation({"system": "s", column: turns}).messages == talk("hi", "ho", system="s")
     first = talk("hi", "ho", system="first")
@@ -144,7 +142,7 @@ def test_a_turn_that_is_not_to_be_learned_is_seen_only(name: str, switch: dict[s
     folder = tokenizer(tmp_path / "tok", name)
     turns = talk("a question", "wrong", "once more", "right")
     turns[1] |= switch
-    turns[3] |= {key: 1 for key in switch}
+    turns[3] |= dict.fromkeys(switch, 1)
     prepared([{"messages": turns}], tmp_path, folder)
     found = read(tmp_path / "out", folder)
     assert len(found) == 1
@@ -155,13 +153,14 @@ def test_a_turn_that_is_not_to_be_learned_is_seen_only(name: str, switch: dict[s
 
 def test_a_switch_is_on_or_off(tmp_path: Path, folder: Path) -> None:
     for value in (0.5, "0", 2, []):
-        with pytest.raises(RecordFault, match="turn 2 has weight .* it must be 0 or 1"):
+        with pytest.raises(RecordFault, match=r"turn 2 has weight .* it must be 0 or 1"):
             conversation({"messages": [talk("a")[0], {**talk("", "b")[1], "weight": value}]})
-    none = [{**turn, "weight": 0} if turn["role"] == "assistant" else {**turn, "train": True} for turn in talk("a", "b")]
-    made, said = prepared([{"messages": none}, {"messages": talk("a", "b", "left")}], tmp_path, folder)
+    asked, answer = talk("a", "b")
+    none = [{**asked, "train": True}, {**answer, "weight": 0}]
+    made, _ = prepared([{"messages": none}, {"messages": talk("a", "b", "left")}], tmp_path, folder)
     assert (made.samples, made.unread) == (1, {"messages[].train": 1, "turns after the last answer": 1})
     assert made.dropped == {"conversations whose answers are all marked as not to be learned": 1}
-    with pytest.raises(DataError, match="gives no sample .1 conversations whose answers are all marked"):
+    with pytest.raises(DataError, match=r"gives no sample \(1 conversations whose answers are all marked"):
         prepared([{"messages": none}], tmp_path, folder)
 
 
@@ -197,13 +196,13 @@ def test_calls_of_functions_are_spelled_as_templates_read_them(tmp_path: Path, f
 
 def test_what_a_template_does_not_write_is_counted_or_refused(tmp_path: Path) -> None:
     TEMPLATES["narrow"] = (
-        "{% for m in messages if m.role in ('user', 'assistant') %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages if m.role in ('user', 'assistant') %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     folder = tokenizer(tmp_path / "tok", "narrow")
     turns = talk("hi", "ho", system="be brief")
     turns[1] |= {"name": "ann", "mood": {"is": "glad"}, "level": 3}
-    made, said = prepared([{"messages": turns, "tools": [{"name": "now"}]}], tmp_path, folder)
+    made, _ = prepared([{"messages": turns, "tools": [{"name": "now"}]}], tmp_path, folder)
     assert made.unread == {
         "messages[].name": 1, "messages[].mood": 1, "tools": 1, "turns of the role system": 1,
     }  # fmt: skip

@@ -19,7 +19,7 @@ from smtrain.data.manifest import DatasetManifest
 from smtrain.data.prepare import prepare
 from smtrain.data.reading import read_block
 from smtrain.data.sources import find_files
-from smtrain.data.unread import Unread, holds_text, unread_columns, unread_fields, unread_sentence
+from smtrain.data.unread import UnreadText, holds_text, unread_columns, unread_fields, unread_sentence
 from tests.typed import typed as smtrain
 
 TEXT = "words of a small text " * 9
@@ -55,7 +55,7 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 
 def unread(path: Path, column: str = "text") -> dict[str, int]:
-    found = Unread()
+    found = UnreadText()
     for file in find_files(path):
         for block in cut_file(file, column):
             found.count(read_block(block, column).unread)
@@ -141,7 +141,7 @@ def test_it_is_said_before_anything_is_trained(
 
 
 def test_a_record_with_names_of_its_own_does_not_fill_the_memory() -> None:
-    found = Unread()
+    found = UnreadText()
     for number in range(900):
         found.count([f"name {number}", "title"])
     assert len(found) == 201
@@ -158,7 +158,7 @@ def test_arrow_counts_what_python_counts() -> None:
     table = pa.table({"v": values, "d": pa.array(["a", "", None, "b"]).dictionary_encode(), "n": [1, 2, 3, 4]})
     rows = table.to_pylist()
     for read in ((), ("v.a",), ("v.a", "d"), ("v",)):
-        wanted = Unread()
+        wanted = UnreadText()
         for row in rows:
             wanted.count(unread_fields(row, read))
         assert unread_columns(table, read) == wanted

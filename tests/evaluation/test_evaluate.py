@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from smtrain.config import JobConfig
+from smtrain.data.unread import UnreadText
 from smtrain.errors import ConfigError, DataError
 from smtrain.evaluation import report
 from smtrain.evaluation.api import evaluate, save, shown
@@ -154,6 +155,21 @@ def test_csv_folders_and_parquet_folders_are_the_same_questions(tmp_path: Path) 
         assert sorted(subjects_in(folder)) == sorted(SUBJECTS)
     assert made["parquet"] == made["csv"] == made["header"] == made["nested"]
     assert len(made["csv"]["anatomy_test.jsonl"].splitlines()) == 12
+
+
+def test_what_the_files_of_mmlu_hold_and_no_task_has_is_counted(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    folder = as_parquet(tmp_path / "mmlu")
+    unread = UnreadText()
+    write_tasks(folder, tmp_path / "plain", unread)
+    assert unread == {}
+    path = folder / "anatomy/test-00000-of-00001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("why", [["because"] * len(table)]), path)
+    (folder / "anatomy/validation-00000-of-00001.parquet").write_bytes(b"not read")
+    write_tasks(folder, tmp_path / "more", unread)
+    assert unread == {"why": 12, "files of other splits": 1}
 
 
 @pytest.fixture(scope="module")

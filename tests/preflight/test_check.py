@@ -433,6 +433,12 @@ def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: 
     assert ["has no chat template" in fault.text for fault in report(chats, "model").faults] == [True]
     put(f"s3://{bucket}/model", {**whole, "tokenizer_config.json": {"chat_template": "{{ messages }}"}})
     assert report(chats, "model").ok
+    put(f"s3://{bucket}/model", {"config.json": {**described, "eos_token_id": 50256}})
+    for asked in (there, chats):
+        faults = [fault.text for fault in report(asked, "model").faults]
+        assert ["eos_token_id is 50256 and the model has the ids 0 to 511" in text for text in faults] == [True]
+    put(f"s3://{bucket}/model", {"tokenizer_config.json": {"chat_template": "{{ messages }}", "eos_token": "</s>"}})
+    assert report(there, "model").ok
 
 
 def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[str, Any], bucket: str) -> None:

@@ -16,7 +16,7 @@ from smtrain.checkpoint.checksum import crc32
 from smtrain.data.blocks import Block
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 
 P = TypeVar("P")
 _HEAD = struct.Struct("<III")  # bytes of the description, of the arrays, crc32 of both
@@ -56,7 +56,7 @@ def unpack(kind: type[P], body: bytes, head: int, files: Sequence[SourceFile]) -
     file, size, first = about["block"]
     about["block"] = Block(files[file], size, first)
     about["bad"] = [BadLine(*bad) for bad in about["bad"]]
-    about["unread"] = Unread(about["unread"])
+    about["unread"] = UnreadText(about["unread"])
     if "told" in about:
         about["told"] = Counter(about["told"])
     return kind(**about)

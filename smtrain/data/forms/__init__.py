@@ -10,7 +10,7 @@ from smtrain.data.blocks import Block
 from smtrain.data.forms import arrays, delimited, tarred, warc, wiki
 from smtrain.data.reading import BadLine, Documents, add_text, strings
 from smtrain.data.sources import SourceFile
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 
 _READERS = {
     "json": arrays.documents,
@@ -31,18 +31,18 @@ def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> It
     """
     texts: list[str] = []
     bad: list[BadLine] = []
-    unread = Unread()
+    unread = UnreadText()
     size = lines = told = 0
     first = True
 
     def block(at: int) -> Block:
         nonlocal texts, bad, unread, size, told, first
         made = Block(file, max(at - told, 0), first, Documents(strings(texts), bad, 0, unread))
-        texts, bad, unread, size, told, first = [], [], Unread(), 0, max(at, told), False
+        texts, bad, unread, size, told, first = [], [], UnreadText(), 0, max(at, told), False
         return made
 
     for found in _READERS[file.kind](file, stream, text_column):
-        if isinstance(found, Unread):
+        if isinstance(found, UnreadText):
             unread.count(found)
             continue
         lines += 1

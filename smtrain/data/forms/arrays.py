@@ -10,7 +10,7 @@ from typing import Any
 from smtrain.data.fields import TextOf
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
-from smtrain.data.unread import Unread, unread_fields
+from smtrain.data.unread import UnreadText, unread_fields
 from smtrain.errors import DataError
 
 _READ = 1 << 20
@@ -26,7 +26,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
             continue
         text, fault = column.of(row)
         yield BadLine(file.name, number, fault) if fault else text
-        yield Unread(dict.fromkeys([] if fault else unread_fields(row, column.needed), 1))
+        yield UnreadText(dict.fromkeys([] if fault else unread_fields(row, column.needed), 1))
 
 
 def objects(file: SourceFile, stream: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from smtrain.data.fields import TextOf
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
-from smtrain.data.unread import Unread, unread_fields
+from smtrain.data.unread import UnreadText, unread_fields
 from smtrain.errors import DataError
 
 _LARGEST = 256 << 20
@@ -41,7 +41,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
                 continue
             record = dict(zip(names, row, strict=True))
             yield column.of(record)[0]
-            yield Unread(dict.fromkeys(unread_fields(record, column.needed), 1))
+            yield UnreadText(dict.fromkeys(unread_fields(record, column.needed), 1))
     except csv.Error as error:
         raise DataError(f"{file.path}, line {rows.line_num}, is not CSV ({error}); write it again.") from None
     except UnicodeDecodeError as error:

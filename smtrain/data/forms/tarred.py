@@ -11,7 +11,7 @@ from smtrain.config import textfiles
 from smtrain.data.fields import TextOf
 from smtrain.data.reading import BadLine, parse_line
 from smtrain.data.sources import SourceFile
-from smtrain.data.unread import Unread, unread_fields
+from smtrain.data.unread import UnreadText, unread_fields
 from smtrain.errors import DataError, first_line
 
 _LARGEST = 256 << 20
@@ -49,7 +49,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
                     yield BadLine(f"{file.name}/{member.name}", 1, f"not UTF-8 at byte {error.start:,}")
     except tarfile.TarError as error:
         raise DataError(f"{file.path} is not a whole tar archive ({first_line(error)}); write it again.") from None
-    yield Unread({f"files of a tar that end in {ending or 'nothing'}": count for ending, count in others.items()})
+    yield UnreadText({f"files of a tar that end in {ending or 'nothing'}": count for ending, count in others.items()})
     if not texts:
         found = ", ".join(f"{count} {ending}" for ending, count in sorted(others.items())) or "nothing"
         raise DataError(f"{file.path} holds no text ({found}); unpack it and give what holds the text.")
@@ -64,4 +64,4 @@ def _lines(name: str, inside: Any, column: TextOf, file: SourceFile) -> Iterator
         if not fault:
             text, fault = column.of(row)
         yield BadLine(f"{file.name}/{name}", number, fault) if fault else text
-        yield Unread(dict.fromkeys([] if fault else unread_fields(row, column.needed), 1))
+        yield UnreadText(dict.fromkeys([] if fault else unread_fields(row, column.needed), 1))

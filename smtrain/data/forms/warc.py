@@ -7,7 +7,7 @@ from typing import Any
 
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 from smtrain.errors import DataError
 
 _LARGEST = 256 << 20
@@ -45,7 +45,7 @@ def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[obje
             except UnicodeDecodeError as error:
                 yield BadLine(file.name, number, f"not UTF-8 at byte {error.start + 1} of the record")
         elif kind in ("response", "resource", "conversion"):
-            yield Unread({f"records of {media.partition(';')[0] or 'no type'}": 1})
+            yield UnreadText({f"records of {media.partition(';')[0] or 'no type'}": 1})
     if pages and not texts:
         raise DataError(
             f"{file.path} holds {pages} web pages and no text; give the WET files of the crawl, or take the text "

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from smtrain.data.forms.wikitext import plain
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
-from smtrain.data.unread import Unread
+from smtrain.data.unread import UnreadText
 from smtrain.errors import DataError
 
 _OPEN = re.compile(rb"<doc\s[^>\n]*>\s*")
@@ -49,7 +49,9 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             number += 1
             found = {child.tag.rpartition("}")[2]: child for child in element.iter()}
             if _said(found, "ns") not in ("", "0") or "redirect" in found:
-                yield Unread({"redirects" if "redirect" in found else f"pages of namespace {_said(found, 'ns')}": 1})
+                yield UnreadText(
+                    {"redirects" if "redirect" in found else f"pages of namespace {_said(found, 'ns')}": 1}
+                )
             elif _said(found, "text"):
                 try:
                     text = plain(_said(found, "text"), dropped)
