@@ -151,6 +151,8 @@ def merge(
 
     prefixes = [prefix for name in datasets for prefix in exchange.prefixes(Path(name))]
     say(f"{output}: {indexes.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
+    for note in filter(None, (exchange.held_out_note(Path(name)) for name in datasets)):
+        say(note)
 
 
 @app.command()
@@ -175,6 +177,8 @@ def split(
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
     for made in indexes.split(found[0], Path(output), shares, overwrite=overwrite):
         say(made)
+    if note := exchange.held_out_note(Path(dataset)):
+        say(note)
 
 
 @app.command()
@@ -235,6 +239,8 @@ def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     from smtrain.data import exchange
 
     say(f"{output}: {exchange.export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
+    if note := exchange.held_out_note(Path(dataset)):
+        say(note)
 
 
 @app.command("import")

@@ -65,7 +65,7 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
         )  # fmt: skip
     from smtrain.config.data import Column
 
-    ours_all = get_args(Column)
+    ours_all: tuple[str, ...] = get_args(Column)
     columns: dict[str, str] = {}
     for name, theirs in given.items():
         ours = _THEIRS.get(name, name)

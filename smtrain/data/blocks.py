@@ -27,6 +27,8 @@ from smtrain.errors import DataError
 BLOCK_BYTES = 4 << 20
 LARGEST_DOCUMENT = 256 << 20
 Wanted = Literal["text", "ids"]
+MODES = "modes of a multimodal dataset"
+"""What a Megatron pair may hold of its sequences, and text has no use for."""
 
 
 @dataclass(frozen=True)
@@ -211,5 +213,7 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
         share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
         ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
-        yield Block(file, share, first == 0, Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1))
+        tokens = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
+        lost = {MODES: len(data)} if data.modes is not None and first == 0 else {}
+        yield Block(file, share, first == 0, tokens, lost)
         first = last

@@ -151,7 +151,7 @@ def _history(value: Any) -> list[str]:
     """Questions and answers in turns. Raises RecordFault."""
     if not value:
         return []
-    pairs = value if isinstance(value, list) else [None]
+    pairs: list[Any] = value if isinstance(value, list) else [None]
     if not all(isinstance(p, list) and len(p) == 2 and all(isinstance(t, str) and t for t in p) for p in pairs):
         raise RecordFault("'history' is not a list of pairs [question, answer]")
     return [clean(text) for pair in pairs for text in pair]

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from smtrain.data.blocks import MODES
 from smtrain.data.indexed import IndexedDataset, write_index
 from smtrain.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.data.sources import SourceFile, find_files
@@ -45,6 +46,14 @@ def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
             )
         return [path / part["prefix"] for part in manifest.parts]
     return [path.with_suffix("") if path.suffix in (".bin", ".idx") else path]
+
+
+def held_out_note(path: Path) -> str:
+    """A sentence on the documents that a prepared folder holds out, which `prefixes` leaves out; "" without any."""
+    row = DatasetManifest.load(path).validation if path.is_dir() else None
+    if not row:
+        return ""
+    return f"{path}: its {row['documents']:,} documents held out for validation are not in it"
 
 
 def export_blocks(source: Path, output: Path, seq_len: int) -> int:
@@ -138,8 +147,9 @@ def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq
     bin_path, idx_path = (beside.with_name(beside.name + end) for end in (".bin", ".idx"))
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
-        lengths, documents = _copy_pair(IndexedDataset(prefix), bin_path, facts)
-        unread, left_out = UnreadText(), []
+        pair = IndexedDataset(prefix)
+        lengths, documents = _copy_pair(pair, bin_path, facts)
+        unread, left_out = UnreadText({} if pair.modes is None else {MODES: len(pair)}), []
         rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
     else:
         left_out = []

@@ -156,4 +156,5 @@ def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> TextPiece:
         sides = how.holdout.by_place(tokens.first, len(lengths), tokens.total)
     elif how.holdout is not None and how.holdout.fraction is not None:
         sides = how.holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
-    return TextPiece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides)
+    unread = UnreadText(block.unread)
+    return TextPiece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides, unread=unread)

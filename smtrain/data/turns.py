@@ -42,7 +42,8 @@ def read_turns(turns: Any, column: str) -> Turns:
     """The turns in `column` (messages or conversations). Raises RecordFault."""
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise RecordFault(f"{column!r} is not a list of objects")
-    unread, found, skipped = UnreadText(), [], set()
+    unread, skipped = UnreadText(), set()
+    found: list[dict[str, Any]] = []
     idle: set[str] = set()  # switches that are on where no answer is
     for number, turn in enumerate(turns, start=1):
         message = _message(turn, number, column)

@@ -9,17 +9,24 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from smtrain.data import blocks
-from smtrain.data.blocks import cut_file
+from smtrain.data.blocks import Block, cut_file
+from smtrain.data.cluster.wire import pack, unpack
+from smtrain.data.exchange import import_tokens
+from smtrain.data.holdout import HoldOut
+from smtrain.data.indexed import write_index
 from smtrain.data.manifest import DatasetManifest
+from smtrain.data.pieces import TextPiece
 from smtrain.data.prepare import prepare
 from smtrain.data.reading import read_block
-from smtrain.data.sources import find_files
+from smtrain.data.sources import SourceFile, find_files
 from smtrain.data.unread import UnreadText, holds_text, unread_columns, unread_fields, unread_sentence
+from smtrain.errors import DataError
 from tests.typed import typed as smtrain
 
 TEXT = "words of a small text " * 9
@@ -163,3 +170,59 @@ def test_arrow_counts_what_python_counts() -> None:
             wanted.count(unread_fields(row, read))
         assert unread_columns(table, read) == wanted
     assert not holds_text(b"bytes")
+
+
+def test_what_follows_an_array_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for after in ("", "\n", " \n" * (1 << 20)):
+        path.write_text(json.dumps(ROWS[:1]) + after)
+        assert unread(path) == {"title": 1, "when": 1, "meta": 1}
+        path.write_text(json.dumps(ROWS[:1]) + after + json.dumps(ROWS[1:]))
+        with pytest.raises(DataError, match=r"not a whole JSON array \(more follows after its end"):
+            unread(path)
+
+
+def test_links_and_earlier_revisions_are_counted(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, link in (("a.txt", ""), ("b.txt", "a.txt")):
+            about = tarfile.TarInfo(name)
+            about.type, about.linkname = (tarfile.LNKTYPE, link) if link else (tarfile.REGTYPE, "")
+            archive.addfile(about, io.BytesIO(b""))
+    assert unread(tmp_path / "a.tar") == {"links of a tar": 1}
+    pytest.importorskip("mwparserfromhell")
+    revisions = "".join(f"<revision><text>words {i}</text></revision>" for i in range(3))
+    page = f"<page><title>A</title><ns>0</ns>{revisions}</page>"
+    (tmp_path / "a.xml").write_text(f"<mediawiki>{page}</mediawiki>")
+    assert unread(tmp_path / "a.xml") == {"earlier revisions": 2}
+
+
+def test_pieces_of_another_machine_bring_their_counts() -> None:
+    file = SourceFile("a", "a", "jsonl", 9)
+    empty = np.zeros(0, np.int32)
+    piece = TextPiece(Block(file, 9, True), empty, empty, [], 1, unread=UnreadText({"dtype": 1, "count": 2}))
+    packed = pack(piece, {file: 0})
+    head = int.from_bytes(packed[:4], "little")
+    assert unpack(TextPiece, packed[12:], head, [file]).unread == {"dtype": 1, "count": 2}
+
+
+def test_modes_and_held_out_documents_are_named(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "a.bin").open("wb") as out:
+        out.write(np.arange(40, dtype="<u2").tobytes())
+    lengths = np.full(4, 10, np.int32)
+    write_index(tmp_path / "a.idx", np.dtype("<u2"), lengths, np.arange(5), np.zeros(4, np.int8))
+    said: list[str] = []
+    made = prepare(tmp_path, tmp_path / "out", tokenizer_folder, seq_len=8, say=said.append, progress=lambda _: None)
+    assert made.unread == {"modes of a multimodal dataset": 4}
+    assert import_tokens(tmp_path / "a", tmp_path / "in", tokenizer_folder, 8).unread == made.unread
+    rows = [{"text": f"{i} {TEXT}"} for i in range(40)]
+    prepare(
+        write(tmp_path / "a.jsonl", rows), tmp_path / "held", tokenizer_folder, seq_len=8, holdout=HoldOut(0.3),
+        say=said.append, progress=lambda _: None,
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for line in ("export held blocks --seq-len 8", "merge held all", "split held part 1 1"):
+        told = smtrain("data", *line.split())
+        assert told.returncode == 0, told.stderr
+        assert "documents held out for validation are not in it" in told.stdout

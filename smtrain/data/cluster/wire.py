@@ -56,7 +56,7 @@ def unpack(kind: type[P], body: bytes, head: int, files: Sequence[SourceFile]) -
     file, size, first = about["block"]
     about["block"] = Block(files[file], size, first)
     about["bad"] = [BadLine(*bad) for bad in about["bad"]]
-    about["unread"] = UnreadText(about["unread"])
+    about["unread"] = UnreadText(about.get("unread", []))  # which an older smtrain did not write
     if "told" in about:
         about["told"] = Counter(about["told"])
     return kind(**about)

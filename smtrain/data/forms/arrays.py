@@ -62,7 +62,12 @@ def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
             inside, at = True, at + 1
             continue
         if text[at] == "]":
-            return
+            at += 1
+            while not text[at:].strip():
+                at = len(text)
+                if not fill():
+                    return
+            raise _broken(file, before + len(text[:at].encode()), "more follows after its end")
         if comma:
             if text[at] != ",":
                 raise _broken(file, before + len(text[:at].encode()), "a comma is missing")

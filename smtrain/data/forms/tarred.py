@@ -30,6 +30,8 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 if not member.isfile():
+                    if not member.isdir():
+                        others["links"] = others.get("links", 0) + 1
                     continue
                 kind = textfiles.kind(member.name)
                 ending = PurePosixPath(member.name).suffix.lower()
@@ -49,7 +51,8 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
                     yield BadLine(f"{file.name}/{member.name}", 1, f"not UTF-8 at byte {error.start:,}")
     except tarfile.TarError as error:
         raise DataError(f"{file.path} is not a whole tar archive ({first_line(error)}); write it again.") from None
-    yield UnreadText({f"files of a tar that end in {ending or 'nothing'}": count for ending, count in others.items()})
+    ends = {name: f"files of a tar that end in {name or 'nothing'}" for name in others} | {"links": "links of a tar"}
+    yield UnreadText({ends[name]: count for name, count in others.items()})
     if not texts:
         found = ", ".join(f"{count} {ending}" for ending, count in sorted(others.items())) or "nothing"
         raise DataError(f"{file.path} holds no text ({found}); unpack it and give what holds the text.")

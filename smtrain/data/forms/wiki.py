@@ -53,6 +53,9 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
                     {"redirects" if "redirect" in found else f"pages of namespace {_said(found, 'ns')}": 1}
                 )
             elif _said(found, "text"):
+                revisions = sum(child.tag.rpartition("}")[2] == "revision" for child in element)
+                if revisions > 1:  # of a dump of whole histories, the last one is read
+                    yield UnreadText({"earlier revisions": revisions - 1})
                 try:
                     text = plain(_said(found, "text"), dropped)
                 except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
