@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from smtrain.config.data import Column
-from smtrain.data.record_fields import record_fields
+from smtrain.data.record_fields import PAIRS, SEEN, UNWANTED, record_fields
 from smtrain.data.turns import RecordFault, clean, read_tools, read_turns
 from smtrain.data.unread import UnreadText, holds_text, unread_fields
 from smtrain.errors import DataError, first_line
@@ -22,8 +22,6 @@ from smtrain.errors import DataError, first_line
 __all__ = ["ChatTemplate", "Dialogue", "RecordFault", "Rendered", "conversation", "named", "refuse_pairs"]
 
 Shape = Literal["auto", "alpaca", "messages"]
-PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
-"""What preference data calls the better answer and the worse one."""
 COLUMNS = tuple(
     name
     for name in record_fields("prompt", "learned", "refused", "counted")
@@ -31,8 +29,6 @@ COLUMNS = tuple(
 )
 """Every column of a table that is looked at, if only to refuse or to count it."""
 NAMED: tuple[Column, ...] = get_args(Column)
-_UNWANTED = ("kto_tag", "label")
-_SEEN = ("images", "videos", "audios", "image", "audio")
 _COUNTED = record_fields("counted")
 _LISTS = ("messages", "conversations")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -133,11 +129,11 @@ def unread_of(row: Mapping[str, Any], said: Dialogue, columns: Mapping[str, str]
 
 def _refuse(row: Mapping[str, Any]) -> list[str]:
     """The marks of a wanted answer that a record has. Raises RecordFault for an unwanted one, or what is no text."""
-    for name in _SEEN:
+    for name in SEEN:
         if row.get(name):
             raise RecordFault(f"{name!r} is not read, as the model reads text only; leave out records with it")
     found = []
-    for name in _UNWANTED:
+    for name in UNWANTED:
         value = row.get(name)
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"

@@ -145,14 +145,14 @@ def import_tokens(
 def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
     """Write beside, then rename: the manifest, which makes it a dataset, comes last."""
     bin_path, idx_path = (beside.with_name(beside.name + end) for end in (".bin", ".idx"))
+    left_out: list[str] = []
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
         pair = IndexedDataset(prefix)
         lengths, documents = _copy_pair(pair, bin_path, facts)
-        unread, left_out = UnreadText({} if pair.modes is None else {MODES: len(pair)}), []
+        unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
         rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
     else:
-        left_out = []
         found = find_files(source, say=left_out.append)
         files = [file for file in found if file.kind in ("arrow", "parquet")]
         left_out += [f"{f.name} is left out: rows of tokens are Arrow or Parquet" for f in found if f not in files]

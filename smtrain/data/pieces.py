@@ -136,8 +136,8 @@ def tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
                 block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
                 found[rows] if how.cleaning.deduplicate and found is not None else None,
                 None if sides is None else sides[rows],
-                *((r.keys, r.dropped, r.noted, r.examples) if r else ()),
-                unread=documents.unread,
+                *((r.keys, r.dropped, r.noted, r.examples) if r else (None, {}, {}, {})),
+                documents.unread,
             )
         )  # fmt: skip
         at, text_at = at + size, text_at + len(left)

@@ -117,7 +117,7 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
 def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
     """The same of lines of JSON that Arrow read the text of."""
     found = UnreadText()
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         row, fault = parse_line(line)
         if not fault:
             found.count(unread_fields(row, (text_column,)))

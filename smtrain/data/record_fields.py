@@ -31,6 +31,12 @@ class RecordField:
     meaning: str
 
 
+PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
+"""What preference data calls the better answer and the worse one."""
+UNWANTED = ("kto_tag", "label")
+"""What says by `false` that an answer is not wanted."""
+SEEN = ("images", "videos", "audios", "image", "audio")
+"""What a model of text cannot read."""
 _NO_TEXT = "the model reads text only, and would learn answers about what it cannot see"
 FIELDS: tuple[RecordField, ...] = (
     RecordField("alpaca", ("instruction", "input"), "prompt", "the question; `input` follows after an empty line"),
@@ -39,10 +45,10 @@ FIELDS: tuple[RecordField, ...] = (
     RecordField("LLaMA-Factory", ("system",), "prompt", "the system prompt, also of turns that have none"),
     RecordField("LLaMA-Factory", ("history",), "learned", "earlier turns, pairs of question and answer, all learned"),
     RecordField("LLaMA-Factory", ("tools",), "prompt", "functions, as a list or as JSON in a string"),
-    RecordField("LLaMA-Factory", ("images", "videos", "audios", "image", "audio"), "refused", _NO_TEXT),
-    RecordField("LLaMA-Factory", ("chosen", "rejected"), "refused", "a pair; learned if `data.columns` names one"),
+    RecordField("LLaMA-Factory", SEEN, "refused", _NO_TEXT),
+    RecordField("LLaMA-Factory", PAIRS[0], "refused", "a pair; learned if `data.columns` names one"),
     RecordField(
-        "LLaMA-Factory", ("kto_tag", "label"), "refused", "if `false`: the answer is not wanted; `true` is learned"
+        "LLaMA-Factory", UNWANTED, "refused", "if `false`: the answer is not wanted; `true` is learned"
     ),
     RecordField("ShareGPT", ("conversations",), "learned", "turns; `role` and `content` in place of the next two also"),
     RecordField(
@@ -68,7 +74,7 @@ FIELDS: tuple[RecordField, ...] = (
     ),
     RecordField("OpenAI", ("functions",), "prompt", "`tools` as they once were called"),
     RecordField("OpenAI", ("parallel_tool_calls",), "counted", "a setting of the service"),
-    RecordField("OpenAI", ("preferred_output", "non_preferred_output"), "refused", "a pair of preferences"),
+    RecordField("OpenAI", PAIRS[1], "refused", "a pair of preferences"),
     RecordField("OpenAI", ("prompt", "completion"), "columns", "`{instruction: prompt, output: completion}`"),
     RecordField("axolotl", ("conversations[].train", "messages[].train"), "decides", "false: seen, not learned"),
     RecordField("axolotl", ("messages[].train_detail",), "refused", "parts of a turn; say `train` of the whole turn"),

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from smtrain.cli.data_keys import renamed
-from smtrain.data.chat import COLUMNS, NAMED, PAIRS, conversation
+from smtrain.data.chat import COLUMNS, NAMED, conversation
 from smtrain.data.manifest import DatasetManifest
-from smtrain.data.record_fields import FIELDS, RecordField, field_table
+from smtrain.data.record_fields import FIELDS, PAIRS, RecordField, field_table
 from smtrain.data.sft import prepare_sft
 from smtrain.data.turns import RecordFault
 from smtrain.errors import ConfigError, DataError
@@ -116,7 +116,8 @@ def test_each_field_is_what_the_table_says(field: RecordField, name: str, tmp_pa
 def test_earlier_turns_of_alpaca_are_turns() -> None:
     row = {"instruction": "c", "input": "more", "output": "d", "system": "s", "history": [["a", "b"]]}
     assert conversation(row).messages == talk("a", "b", "c\n\nmore", "d", system="s")
-    for none in (None, [], ""):
+    nothing: tuple[Any, ...] = (None, [], "")
+    for none in nothing:
         assert conversation({**row, "history": none}).messages == talk("c\n\nmore", "d", system="s")
     for wrong in ("a", [["a"]], [["a", None]], [["a", ""]], [{"a": "b"}]):
         with pytest.raises(RecordFault, match="'history' is not a list of pairs"):
@@ -152,7 +153,8 @@ def test_a_turn_that_is_not_to_be_learned_is_seen_only(name: str, switch: dict[s
 
 
 def test_a_switch_is_on_or_off(tmp_path: Path, folder: Path) -> None:
-    for value in (0.5, "0", 2, []):
+    values: tuple[Any, ...] = (0.5, "0", 2, [])
+    for value in values:
         with pytest.raises(RecordFault, match=r"turn 2 has weight .* it must be 0 or 1"):
             conversation({"messages": [talk("a")[0], {**talk("", "b")[1], "weight": value}]})
     asked, answer = talk("a", "b")

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from smtrain.data import encoder
 from smtrain.data.indexed import IndexedDataset
 from smtrain.data.prepare import prepare
+from smtrain.data.reading import strings
 from smtrain.data.samples import Maker
 from smtrain.data.tokenizer import load_tokenizer, settled_json, tokenizer_facts
 from smtrain.errors import CheckpointError, DataError
@@ -71,7 +72,7 @@ def test_what_draws_cuts_or_pads_is_off_wherever_it_is_loaded(
     assert ids(tokenizers.Tokenizer.from_str(settled_json(folder).decode())) == plain
     made, why = encoder.choose(folder)
     assert why == ""
-    assert tuple(made.encode(encoder.strings([TEXT]), True)[0].tolist()) in plain
+    assert tuple(made.encode(strings([TEXT]), True)[0].tolist()) in plain
     assert capfd.readouterr().err == ""
 
 

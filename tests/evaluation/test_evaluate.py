@@ -18,7 +18,7 @@ import yaml
 from smtrain.config import JobConfig
 from smtrain.data.unread import UnreadText
 from smtrain.errors import ConfigError, DataError
-from smtrain.evaluation import report
+from smtrain.evaluation import harness, report
 from smtrain.evaluation.api import evaluate, save, shown
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.harness import Tasks
@@ -155,6 +155,23 @@ def test_csv_folders_and_parquet_folders_are_the_same_questions(tmp_path: Path) 
         assert sorted(subjects_in(folder)) == sorted(SUBJECTS)
     assert made["parquet"] == made["csv"] == made["header"] == made["nested"]
     assert len(made["csv"]["anatomy_test.jsonl"].splitlines()) == 12
+
+
+def test_a_tokenizer_that_draws_or_has_more_ids_than_the_model(model: Path, own_task: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    about = json.loads((folder / "tokenizer.json").read_text())
+    about["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    tokenizer = harness._tokenizer(folder)
+    assert len({tuple(tokenizer("what is the answer to this question").input_ids) for _ in range(10)}) == 1
+    about["added_tokens"].append({**about["added_tokens"][0], "id": 50_256, "content": "<more>"})
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    said: list[str] = []
+    for before, after in ((None, folder), (model, folder), (folder, model)):
+        with pytest.raises(DataError, match=r"the tokenizer has ids up to 50256 \('<more>'\)"):
+            evaluate(after, before, Asked(("reds",), own_task), said.append)
+    assert said == []
 
 
 def test_what_the_files_of_mmlu_hold_and_no_task_has_is_counted(tmp_path: Path) -> None:

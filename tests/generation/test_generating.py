@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.generation.conversation import set_template, spelled
-from smtrain.generation.generating import complete, encoded, stream
+from smtrain.generation.generating import complete, encoded, generation_config, stream
 from smtrain.generation.load import Loaded, load
 from smtrain.generation.room import need_of, refuse_too_large, weights_in
 from smtrain.generation.sampling import Sampling, cut_at, held_back
@@ -36,6 +38,27 @@ def loaded(folder: Path) -> Loaded:
     (folder / "chat.jinja").write_text(TEMPLATE)
     set_template(made, folder / "chat.jinja")
     return made
+
+
+def test_padding_is_an_id_that_the_model_has(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = loaded.model.get_input_embeddings().num_embeddings
+    asked: dict[Any, int] = {50256: 0, rows: 0, rows - 1: rows - 1}
+    for end, padding in asked.items():
+        monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", end)
+        assert generation_config(loaded, GREEDY).pad_token_id == padding
+        assert len(complete(loaded, [ids(loaded, "a"), ids(loaded, "a longer prompt")], GREEDY)) == 2
+    monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", [50256, 3])
+    assert loaded.padding == 3
+
+
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<more {i}>" for i in range(vocabulary)])
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=rf"ids up to \d+ .* vocab_size is {vocabulary}; use the tokenizer of"):
+        load(tmp_path / "model")
 
 
 def ids(loaded: Loaded, text: str) -> torch.Tensor:

@@ -435,8 +435,8 @@ def test_a_model_in_s3_is_looked_at_as_one_on_disk(aws: dict[str, Any], bucket: 
     assert report(chats, "model").ok
     put(f"s3://{bucket}/model", {"config.json": {**described, "eos_token_id": 50256}})
     for asked in (there, chats):
-        faults = [fault.text for fault in report(asked, "model").faults]
-        assert ["eos_token_id is 50256 and the model has the ids 0 to 511" in text for text in faults] == [True]
+        found = [fault.text for fault in report(asked, "model").faults]
+        assert ["eos_token_id is 50256 and the model has the ids 0 to 511" in text for text in found] == [True]
     put(f"s3://{bucket}/model", {"tokenizer_config.json": {"chat_template": "{{ messages }}", "eos_token": "</s>"}})
     assert report(there, "model").ok
 
