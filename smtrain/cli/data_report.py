@@ -61,5 +61,7 @@ def report(
     for source in made.sources:
         if source.unread:
             say(f"{source.name}: {unread_sentence(source.unread)}")
+    if made.untested:
+        say(f"--against: {unread_sentence(made.untested)}")
     if made.tested:
         say(f"{made.tested[1]:,} of {made.tested[0]:,} tested texts overlap with them")

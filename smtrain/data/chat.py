@@ -29,6 +29,7 @@ COLUMNS = tuple(
 )
 """Every column of a table that is looked at, if only to refuse or to count it."""
 NAMED: tuple[Column, ...] = get_args(Column)
+"""The columns that `data.columns` may name."""
 _COUNTED = record_fields("counted")
 _LISTS = ("messages", "conversations")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -67,6 +67,8 @@ class TextReport:
     """What `cleaning` would leave out, by reason, of `judged` documents."""
     noted: dict[str, int] = field(default_factory=dict)
     judged: int = 0
+    untested: UnreadText = field(default_factory=UnreadText)
+    """What the files of the tests hold and nothing was compared with."""
 
 
 def report(
@@ -85,7 +87,8 @@ def report(
         from smtrain.data import encoder
 
         chosen, _ = encoder.choose(tokenizer)
-    tested = HeldTests(_texts(against, text_column, format, encoding)) if against else None
+    untested = UnreadText()
+    tested = HeldTests(_texts(against, text_column, format, encoding, untested)) if against else None
     if tested is not None and tested.texts == tested.short:
         raise DataError(f"{against[0]}: none of {tested.texts} texts has 13 words; give longer ones to compare with.")
     seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
@@ -125,15 +128,19 @@ def report(
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
     return TextReport(
         made, repeated, examples | judged.examples, about_tests, chosen.name if chosen else "", whole, judged.dropped,
-        judged.noted, judged.documents,
+        judged.noted, judged.documents, untested,
     )  # fmt: skip
 
 
-def _texts(sources: Sequence[Path | str], text_column: str, format: Format, encoding: str | None) -> Iterator[str]:
+def _texts(
+    sources: Sequence[Path | str], text_column: str, format: Format, encoding: str | None, unread: UnreadText
+) -> Iterator[str]:
     for source in sources:
         for file in find_files(source, format, encoding=encoding):
             for block in cut_file(file, text_column):
-                yield from read_block(block, text_column).texts.to_pylist()
+                found = read_block(block, text_column)
+                unread.count(found.unread)
+                yield from found.texts.to_pylist()
 
 
 def _count(

@@ -12,6 +12,7 @@ from smtrain.data.overlap import HeldTests
 from smtrain.data.report import report
 from smtrain.data.report_page import page
 from smtrain.errors import DataError
+from tests.typed import typed as smtrain
 
 QUESTION = "which of these four cities was the capital of the kingdom before the year of the great fire"
 
@@ -82,3 +83,16 @@ def test_only_the_beginning_is_read_where_that_is_asked(tmp_path: Path) -> None:
     assert not found.whole
     assert found.sources[0].documents == 100
     assert "Only the beginning" in page(found)
+
+
+def test_fields_that_are_not_read_are_named(tmp_path: Path) -> None:
+    rows = [{"text": "a page of words", "title": "a title", "n": 1}, {"text": "another page", "title": ""}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tests.jsonl").write_text(json.dumps({"text": QUESTION, "answer": "none"}) + "\n")
+    told = smtrain(
+        "data", "report", str(tmp_path / "a.jsonl"), "--against", str(tmp_path / "tests.jsonl"), "--out",
+        str(tmp_path / "page.html"),
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert "a.jsonl: not read: title 1\n" in told.stdout
+    assert "--against: not read: answer 1\n" in told.stdout
