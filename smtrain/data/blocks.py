@@ -213,7 +213,7 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
         share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
         ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
-        tokens = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
+        found = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
         lost = {MODES: len(data)} if data.modes is not None and first == 0 else {}
-        yield Block(file, share, first == 0, tokens, lost)
+        yield Block(file, share, first == 0, found, lost)
         first = last

@@ -31,6 +31,7 @@ COLUMNS = tuple(
 NAMED: tuple[Column, ...] = get_args(Column)
 """The columns that `data.columns` may name."""
 _COUNTED = record_fields("counted")
+GREETING = "answers before the first question (not learned)"
 _LISTS = ("messages", "conversations")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -228,6 +229,9 @@ class ChatTemplate:
                 other = [*c.messages[:i], {**message, "content": f"{content}x"}, *c.messages[i + 1 :]]
                 if not self._writes(c, replace(c, messages=other)):
                     found.append(f"turns of the role {message['role']}")
+        first = next(message["role"] for message in c.messages if message["role"] in ("user", "assistant"))
+        if first == "assistant" and not self._marked:
+            found.append(GREETING)
         return found
 
     def _writes(self, c: Dialogue, other: Dialogue) -> bool:

@@ -209,6 +209,6 @@ def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size
     largest = max(manifest.vocab_size - 1, -1 if end is None else end)
     if largest >= vocab_size or (known is not None and known != vocab_size):
         raise DataError(
-            f"{folder} was prepared for a vocabulary of {known or largest + 1} with ids up to {largest}, and the model "
-            f"has {vocab_size}; prepare it again with this model's tokenizer."
+            f"{folder} was prepared for a vocabulary of {max(known or 0, largest + 1)} and the model has {vocab_size}; "
+            "prepare it again with this model's tokenizer."
         )

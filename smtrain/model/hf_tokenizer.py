@@ -184,6 +184,6 @@ def vocabulary_fault(vocab: Mapping[str, int], vocabulary: int | None) -> str:
     if token is None or vocabulary is None or vocab[token] < vocabulary:
         return ""
     return (
-        f"the tokenizer has ids up to {vocab[token]} ({token!r}) and config.json's vocab_size is {vocabulary}; use the "
+        f"config.json has vocab_size {vocabulary} and the tokenizer has ids up to {vocab[token]} ({token!r}); use the "
         "tokenizer of this very model, without the tokens that were added to it, or a model with a larger vocabulary"
     )

@@ -43,7 +43,7 @@ def test_tokens_beyond_the_vocabulary(raw: dict[str, Any], folder: Path, listed:
     change(folder / "tokenizer.json", added_tokens=listed)
     load_config(raw)
     change(folder / "tokenizer.json", added_tokens=[*listed, {"id": 512, "content": "<more>"}])
-    with pytest.raises(ConfigError, match=r"tokenizer has ids up to 512 \('<more>'\) and config\.json's vocab_size"):
+    with pytest.raises(ConfigError, match=r"vocab_size 512 and the tokenizer has ids up to 512 \('<more>'\)"):
         load_config(raw)
     unigram = [[name, -1.0] for name in [*VOCAB, *map(str, range(13))]]
     change(folder / "tokenizer.json", added_tokens=listed, model={"type": "Unigram", "vocab": unigram})

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smtrain.cli.data_keys import renamed
-from smtrain.data.chat import COLUMNS, NAMED, conversation
+from smtrain.data.chat import COLUMNS, GREETING, NAMED, conversation
 from smtrain.data.manifest import DatasetManifest
 from smtrain.data.record_fields import FIELDS, PAIRS, RecordField, field_table
 from smtrain.data.sft import prepare_sft
@@ -210,6 +210,8 @@ def test_what_a_template_does_not_write_is_counted_or_refused(tmp_path: Path) ->
     }  # fmt: skip
     developer = [{"role": "developer", "content": "be brief"}, *talk("hi", "ho")]
     assert prepared([{"messages": developer}], tmp_path, folder)[0].unread == {"turns of the role system": 1}
+    greeting = [talk("", "welcome")[1], *talk("hi", "ho")]
+    assert prepared([{"messages": greeting}], tmp_path, folder)[0].unread == {GREETING: 1}
     call = [talk("hi")[0], {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]}]
     with pytest.raises(DataError, match="the chat template does not write tool_calls"):
         prepared([{"messages": call}], tmp_path, folder)

@@ -188,7 +188,7 @@ def test_added_tokens_beyond_the_model_are_refused_before_any_work(folder: Path)
     assert hf_tokenizer.id_faults(folder, {"vocab_size": size}) == []
     loaded.add_special_tokens({"pad_token": "<pad>"})
     loaded.save_pretrained(folder)
-    words = rf"the tokenizer has ids up to {size} \('<pad>'\) and config\.json's vocab_size is {size}"
+    words = rf"config\.json has vocab_size {size} and the tokenizer has ids up to {size} \('<pad>'\); use"
     with pytest.raises(DataError, match=words):
         tokenizer_facts(folder)
     with pytest.raises(CheckpointError, match=words):
