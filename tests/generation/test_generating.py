@@ -57,9 +57,7 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(folder: Path, tmp_
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     tokenizer.add_tokens([f"<more {i}>" for i in range(vocabulary)])
     tokenizer.save_pretrained(tmp_path / "model")
-    with pytest.raises(
-        CheckpointError, match=rf"vocab_size {vocabulary} and the tokenizer has ids up to \d+ "
-    ):
+    with pytest.raises(CheckpointError, match=rf"vocab_size {vocabulary} and the tokenizer has ids up to \d+ "):
         load(tmp_path / "model")
 
 
