@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from smtrain import text
+from smtrain.checkpoint.companions import OF_A_WHOLE_MODEL, Carried, companions_of
 from smtrain.checkpoint.conversion_plan import MANIFEST
 from smtrain.checkpoint.dtypes import BY_PRECISION, DType
 from smtrain.checkpoint.hf import is_hf_folder, write_hf
@@ -16,12 +18,14 @@ from smtrain.checkpoint.nnm import NNMSource
 from smtrain.checkpoint.nnm_names import Release
 from smtrain.checkpoint.nxd_names import Qkv
 from smtrain.checkpoint.open import open_weights, step_names
-from smtrain.checkpoint.sources import Cast
+from smtrain.checkpoint.sources import Cast, WeightSource
 from smtrain.checkpoint.storage import is_uri, place, refuse_overlap
 from smtrain.edge import public
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.model.families import ModelShape
+from smtrain.model.hf_folder import OTHER_TOKENIZERS, folder_of, tokenizer_in
 from smtrain.model.layout import KvOrder
+from smtrain.text import Say
 
 if TYPE_CHECKING:
     from smtrain.checkpoint.merge import Changed
@@ -76,6 +80,7 @@ def convert(
     reordered_qkv: bool = False,
     merge_adapter: Path | str | None = None,
     overwrite: bool = False,
+    say: Say = text.say,
 ) -> Changed | None:
     """Write the weights of `source` into `target`, which appears whole or stays as it was.
 
@@ -108,8 +113,8 @@ def convert(
         release: neuronx-nemo-megatron: whose names and row orders are written, `2.15` or `2.21`.
         dtype: `bf16`, `fp32` or `fp16`, converted on the way. Default: as they are.
         max_shard_size: Bytes of a file of a Hugging Face target.
-        config: The folder of the config.json (and, for `hf`, tokenizer and licence) where the source has none, as NxD's
-            and Megatron's own saves. For `peft`, the folder whose tokenizer goes along.
+        config: The model's folder, or its config.json, if the source has none, as NxD's and Megatron's own saves. Its
+            tokenizer, licence and other files go along. For `peft` too.
         masters: Take the fp32 master weights that neuronx-nemo-megatron's ZeRO-1 kept in the optimizer's files, in
             place of the bf16 weights beside them.
         reordered_qkv: The source is a GPT-NeoX that convert_HF_to_nemo_neox.py of neuronx-nemo-megatron has made, whose
@@ -117,6 +122,7 @@ def convert(
         merge_adapter: A LoRA adapter (peft's folder, or the checkpoints of a run that trains one) to add to the
             source's weights on the way, with constant memory.
         overwrite: Replace other files of the target.
+        say: Called with a line for each reason why files next to the weights were left out.
 
     Returns:
         With `merge_adapter`, how many tensors it changed and by how much at most; else None.
@@ -167,6 +173,8 @@ def convert(
         faults.append("dtype: an adapter stays fp32, as it was trained; leave it out with to: peft")
     if faults:
         raise ConfigError(faults)
+    source, config = folder_of(str(source)), None if config is None else folder_of(str(config))
+    merge_adapter = None if merge_adapter is None else folder_of(str(merge_adapter))
     for read in (source, *(() if merge_adapter is None else (merge_adapter,))):
         refuse_overlap(read, target)
     _refuse_another_kind(target, to)
@@ -177,7 +185,9 @@ def convert(
         adapter = native_adapter(place(source)) if is_uri(source) or Path(source).is_dir() else None
         if adapter is None:
             raise CheckpointError(f"{source} holds no checkpoint of a run with train.adapter; name its checkpoints.")
-        write_peft(adapter, target, None if config is None else str(config), config, overwrite)
+        carried = Carried() if config is None else companions_of(place(config), OF_A_WHOLE_MODEL)
+        write_peft(adapter, target, config, overwrite, carried=carried)
+        carried.tell(say)
         return None
     told = None if config is None else read_beside(config)
     weights = open_weights(source, told, kv_order, masters)
@@ -186,6 +196,7 @@ def convert(
             f"{source} is not a neuronx-nemo-megatron checkpoint, and --masters reads only those; leave out "
             "--masters (masters=True)."
         )
+    carried = companions_of(place(config)) if config is not None else _companions(source, weights)
     state = StateReader.present(weights) if to == "native" else None
     if reordered_qkv:
         from smtrain.checkpoint.reordered import Reordered
@@ -201,27 +212,28 @@ def convert(
     weights = weights if dtype is None else Cast(weights, DTYPES[dtype])
     if to == "hf":
         beside = config if config is not None else (source if is_hf_folder(place(source)) else None)
-        write_hf(weights, target, beside, max_shard_size, overwrite)
+        write_hf(weights, target, beside, max_shard_size, overwrite, carried=carried)
     elif to == "native":
         from smtrain.checkpoint.native_writer import write_native
 
-        write_native(weights, target, tp=tp, pp=pp, state=state, overwrite=overwrite)
+        write_native(weights, target, tp=tp, pp=pp, state=state, overwrite=overwrite, carried=carried)
     elif to == "nemo-megatron":
         from smtrain.checkpoint.megatron_writer import MegatronCut
         from smtrain.checkpoint.nnm_writer import write_nnm
 
         write_nnm(
-            weights, target, MegatronCut(tp, pp, vocab_divisor=vocab_divisor or 8), release, form == "xser", overwrite
-        )
+            weights, target, MegatronCut(tp, pp, vocab_divisor=vocab_divisor or 8), release, form == "xser", overwrite,
+            carried,
+        )  # fmt: skip
     elif to == "megatron":
         from smtrain.checkpoint.megatron_writer import MegatronCut, write_megatron
         from smtrain.checkpoint.torch_dist_writer import write_torch_dist
 
         cut = MegatronCut(tp, pp, vpp, first_stage_layers, last_stage_layers, layers_per_stage, vocab_divisor or 128)
         if form == "torch":
-            write_megatron(weights, target, cut, spec, overwrite)
+            write_megatron(weights, target, cut, spec, overwrite, carried)
         else:
-            write_torch_dist(weights, target, cut, overwrite)
+            write_torch_dist(weights, target, cut, overwrite, carried)
     else:
         from smtrain.checkpoint.nxd_writer import write_nxd
 
@@ -236,8 +248,20 @@ def convert(
             cuts=cuts,
             form="xser" if form == "xser" else "pt",
             overwrite=overwrite,
+            carried=carried,
+        )
+    carried.tell(say)
+    if to == "hf" and not tokenizer_in(carried.files) and not {*OTHER_TOKENIZERS} & {*carried.files}:
+        say(
+            f"{target} has no tokenizer, as {config or source} has none; name the model's folder with --config (config=)"
         )
     return None if merged is None else merged.changed()
+
+
+def _companions(source: str, weights: WeightSource) -> Carried:
+    """What lies next to the weights, or next to the folder of the step that they are of."""
+    found = companions_of(weights.where)
+    return found if found.files or str(weights.where) == source else companions_of(place(source))
 
 
 def _refuse_another_kind(target: Path | str, to: str) -> None:
@@ -272,5 +296,4 @@ def read_beside(folder: Path | str) -> dict[str, Any]:
     """The config.json in a folder, or that is itself named."""
     from smtrain.checkpoint.hf import read_config
 
-    path = str(folder)
-    return read_config(path.removesuffix("/config.json") if path.endswith("/config.json") else path)
+    return read_config(folder_of(str(folder)))

@@ -46,6 +46,10 @@ FP64 = DType("float64", "F64", "DoubleStorage", 8)
 FLOATS = (FP64, FP32, FP16, BF16)
 BY_PRECISION: dict[Precision, DType] = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
 UINT8 = DType("uint8", "U8", "ByteStorage", 1)
+_FLOAT8 = {
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}  # fmt: skip
 DTYPES = (
     *FLOATS,
     DType("int64", "I64", "LongStorage", 8),
@@ -53,6 +57,11 @@ DTYPES = (
     DType("int16", "I16", "ShortStorage", 2),
     DType("int8", "I8", "CharStorage", 1),
     UINT8,
+    DType("uint16", "U16", "UInt16Storage", 2),
+    DType("uint32", "U32", "UInt32Storage", 4),
+    DType("uint64", "U64", "UInt64Storage", 8),
+    DType("complex64", "C64", "ComplexFloatStorage", 8),
+    *(DType(name, code, f"{name}Storage", 1) for name, code in _FLOAT8.items()),
     DType("bool", "BOOL", "BoolStorage", 1),
 )
 BY_CODE = {dtype.code: dtype for dtype in DTYPES}
@@ -87,7 +96,7 @@ def values(bits: Bits, dtype: DType) -> Bits:
         wide: Bits = bits.astype("<u4")
         wide <<= 16
         return wide.view("<f4")
-    kind = "f" if dtype in FLOATS else "u" if dtype == UINT8 else "?" if dtype.name == "bool" else "i"
+    kind = "f" if dtype in FLOATS else "u" if dtype.name.startswith("uint") else "?" if dtype.name == "bool" else "i"
     return bits.view(kind if kind == "?" else f"<{kind}{dtype.itemsize}")
 
 

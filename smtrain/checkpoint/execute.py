@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from functools import partial
+from glob import escape
 from pathlib import Path
 
 from smtrain.checkpoint.conversion_plan import (
@@ -48,7 +49,7 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
                 return
             if not stage.complete:
                 _fill(source, stage, plan, signed)
-            stage.publish((*plan.replaces, *plan.extras))
+            stage.publish((*plan.replaces, *map(escape, plan.extras)))
     except OSError as error:
         raise CheckpointError(not_written(target, error)) from None
 
@@ -90,6 +91,7 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
             _finish(stage.folder, container, {})
     on_threads([partial(one, f"{g} {job[0].name}", job) for job in group] for g, group in enumerate(plan.groups))
     for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs, signed)}.items():
+        (stage.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (stage.folder / file).write_bytes(data)
 
 

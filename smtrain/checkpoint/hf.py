@@ -11,33 +11,44 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from smtrain.checkpoint import safetensors, torchzip
+from smtrain.checkpoint.companions import Carried, companions_of
 from smtrain.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.slabs import Slab, Tally
 from smtrain.checkpoint.sources import Read, WeightSource
-from smtrain.checkpoint.storage import Bounds, Place, place, read_text
+from smtrain.checkpoint.storage import Bounds, Place, place, read_json
+from smtrain.checkpoint.stored_names import (
+    missing,
+    not_tensors,
+    plain_names,
+    quantized,
+    tensors_in,
+    unknown,
+    untied,
+    wrong_shape,
+)
 from smtrain.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.errors import CheckpointError
-from smtrain.model import hf_tokenizer
 from smtrain.model.card import README
 from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import for_everyone, normalise
-from smtrain.model.hf_folder import SOURCE, is_legal, weights_in
+from smtrain.model.hf_folder import weights_in
 from smtrain.model.layout import Layout
+from smtrain.model.remedies import folder_misfit, missing_shards, quantization
 
+CONFIG = "config.json"
 SINGLE = "model.safetensors"
+_SAMPLED = 64
+"""Rows of a tied output layer that are compared as a model is opened; all are as it is read."""
 INDEX = "model.safetensors.index.json"
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
-COMPANIONS = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.json", "chat_template.jinja"),
-    *("generation_config.json", SOURCE),
-)
 
 
 def is_hf_folder(where: Place) -> bool:
@@ -47,54 +58,88 @@ def is_hf_folder(where: Place) -> bool:
 def read_config(where: Place | Path | str) -> dict[str, Any]:
     """The contents of `config.json`; raises CheckpointError where there is none."""
     where = place(where)
-    if "config.json" not in where.files():
-        raise CheckpointError(f"{where} has no config.json; copy the model's into it.")
-    try:
-        config = json.loads(read_text(where, "config.json"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}/config.json cannot be read ({error}); copy the model's again.") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{where}/config.json is not a JSON object; copy the model's again.")
-    return config
+    if CONFIG not in where.files():
+        raise CheckpointError(
+            f"{where} has no config.json; copy the model's into it, or name its folder with --config (config=)."
+        )
+    return read_json(where, CONFIG)
 
 
 class HFSource(WeightSource):
     """A Hugging Face folder as a `WeightSource`.
 
-    Raises CheckpointError where a file is missing, cut short or not safetensors, where the index points out of the
-    folder, where a parameter of the model is missing or has another shape than config.json says, and where a tensor is
-    none of the model's.
+    Read are also names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
+    numbered shards without an index. Raises CheckpointError where a file is missing, cut short or not what its name
+    says, where the index points out of the folder, where the weights are quantized, where a parameter of the model is
+    missing or has another shape than config.json says, and where a tensor is none of the model's.
     """
 
-    def __init__(self, folder: Place | Path | str) -> None:
+    def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:
         self._place = place(folder)
-        self._config = read_config(self._place)
+        self._config = config if config is not None and CONFIG not in self._place.files() else read_config(self._place)
         self._shape = ModelShape.from_config(self._config)
         self._manifest = read_manifest(self._place)
         self._read: Read | None = None
-        held = self._held()
+        stored = self._held()
+        plain = plain_names(stored, self._shape, self._place)
+        held = {plain[name]: slab for name, slab in stored.items()}
+        self.renamed = any(name != own for name, own in plain.items()) or self._nested
+        """Whether loaders that go by the names in the files would not find the weights."""
+        self._refuse_quantized(held)
         self._slabs: dict[str, Slab] = {}
+        head = f"{FAMILIES[self._shape.family].head}.weight"
+        if self._shape.tied and head in held and not self._name_of(self._shape.embed_name, held):
+            held[self._shape.embed_name] = held.pop(head)  # tied weights may be saved under either name
+        every = dict(held)
         for spec in self._shape.specs:
-            stored = next((n for n in (spec.name, *self._shape.file_aliases(spec.name)) if n in held), None)
-            if stored is None:
-                raise CheckpointError(f"{self._place} lacks the parameter {spec.name}; fetch the model again.")
-            slab = self._slabs[spec.name] = held.pop(stored)
+            name = self._name_of(spec.name, held)
+            if name is None:
+                raise missing(spec.name, every, self._shape, self._place)
+            slab = self._slabs[spec.name] = held.pop(name)
             if slab.shape != spec.shape:
-                raise CheckpointError(
-                    f"{self._place}: {spec.name} has shape {list(slab.shape)} where config.json asks for "
-                    f"{list(spec.shape)}; take weights and config.json from the same model."
-                )
+                raise wrong_shape(spec.name, slab, spec.shape, self._shape, self._place)
             if slab.dtype not in FLOATS:
                 raise CheckpointError(
                     f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in bf16 or fp32."
                 )
-        head = f"{FAMILIES[self._shape.family].head}.weight" if self._shape.tied else None
         for name in held:
-            if name != head and not COMPUTED.search(name):
-                raise CheckpointError(
-                    f"{self._place} holds {name[:200]}, which is no parameter of a {self._shape.family} model as its "
-                    "config.json describes it; take the config.json of this model."
-                )
+            if not (self._shape.tied and name == head) and not COMPUTED.search(name):
+                raise unknown(name, every, self._shape, self._place)
+        self._head = held.get(head) if self._shape.tied else None
+        if self._head is not None:
+            self._refuse_untied(self._head)
+
+    def _name_of(self, name: str, held: dict[str, Slab]) -> str | None:
+        return next((n for n in (name, *self._shape.file_aliases(name)) if n in held), None)
+
+    def _refuse_quantized(self, held: dict[str, Slab]) -> None:
+        """Raises CheckpointError for quantized weights, and for a config.json that says so of plain ones."""
+        odd = next((name for name, slab in held.items() if slab.dtype.name.startswith("float8")), None)
+        if odd is not None:
+            raise quantized(self._place, f"{odd} in {held[odd].dtype}")
+        if (method := quantization(self._config)) is None:
+            return
+        kinds = {str(slab.dtype) for slab in held.values() if slab.dtype in FLOATS}
+        odd = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in held.items())
+        names = [self._name_of(spec.name, held) for spec in self._shape.specs if spec.name != self._shape.head_name]
+        if odd or None in names:
+            raise quantized(self._place, f"config.json names {method}")
+        raise CheckpointError(
+            f"{self._place}/config.json says that the weights are quantized ({method}), and they are plain "
+            f"{' and '.join(sorted(kinds))}; take quantization_config out of config.json."
+        )
+
+    def _refuse_untied(self, head: Slab) -> None:
+        """Compare some rows of the output layer with the embedding, to which config.json ties it."""
+        embed = self._slabs[self._shape.embed_name]
+        rows = embed.shape[0]
+        picked = sorted({*range(0, rows, max(1, rows // _SAMPLED)), rows - 1})
+        if head.shape != embed.shape or head.dtype != embed.dtype:
+            raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", self._shape.embed_name)
+        for row in picked:
+            bounds = [(row, row + 1), (0, embed.shape[1])]
+            if not np.array_equal(head.bits(bounds), embed.bits(bounds)):
+                raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", self._shape.embed_name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -113,7 +158,11 @@ class HFSource(WeightSource):
         slab = self._slab(name)
         if self._read is not None:
             self._read(f"{slab.file} {name}", partial(slab.seen, name))
-        return slab.bits(bounds, tally)
+        found = slab.bits(bounds, tally)
+        head = self._head if name == self._shape.embed_name else None
+        if head is not None and not np.array_equal(found, head.bits(bounds)):
+            raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", name)
+        return found
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         self._slab(name).check(name, tally)
@@ -131,39 +180,56 @@ class HFSource(WeightSource):
 
     def _held(self) -> dict[str, Slab]:
         """Stored name -> where it lies, of everything in the folder."""
-        first = weights_in(self._place.files())
+        files = self._place.files()
+        self._nested = False
+        first = weights_in(files)
         if first is None:
-            raise CheckpointError(
-                f"{self._place} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as "
-                "safetensors."
-            )
+            there, absent = missing_shards(files)
+            if there and not absent:  # the files say themselves what they hold
+                return self._all_of({name: file for file in there for name in self._file(file)}, "")
+            raise no_weights(self._place)
         if not first.endswith(".index.json"):
             return self._file(first)
         path = f"{self._place}/{first}"
-        try:
-            weight_map = dict(json.loads(read_text(self._place, first))["weight_map"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is not an index ({error!r}); fetch the model again.") from error
+        told = read_json(self._place, first, "; or delete it: numbered shards are read without it")
+        weight_map = told.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(
+                f"{path} is not an index of weights (it has no weight_map); copy this one file again, or delete it: "
+                "numbered shards are read without it."
+            )
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file or "\0" in file or file in ("", "..", "."):
                 raise CheckpointError(
-                    f"{path} points {name} to {file!r}, which is not a file in its folder; fetch the model again."
+                    f"{path} points {name} to {file!r}, which is not a file in its folder; put the file there and its "
+                    "name into the index."
                 )
+        absent = sorted({*weight_map.values()} - {*files})
+        if absent:
+            raise lacking(self._place, absent, len({*weight_map.values()}), first)
+        return self._all_of(weight_map, first)
+
+    def _all_of(self, weight_map: dict[str, str], index: str) -> dict[str, Slab]:
         out = {}
         for file in sorted(set(weight_map.values())):
             found = self._file(file)
             for name in (name for name, at in weight_map.items() if at == file):
                 if name not in found:
-                    raise CheckpointError(f"{self._place}/{file} lacks {name}, which {first} says it has.")
+                    raise CheckpointError(
+                        f"{self._place}/{file} lacks {name}, which {index} says it has: one of the two files is of "
+                        "another model; copy both again, or delete the index, which numbered shards do without."
+                    )
                 out[name] = found[name]
         return out
 
     def _file(self, file: str) -> dict[str, Slab]:
         if not file.endswith(".safetensors"):
             held = torchzip.load(self._place, file)
-            if not isinstance(held, dict) or not all(isinstance(slab, Slab) for slab in held.values()):
-                raise CheckpointError(f"{self._place}/{file} holds something other than named tensors; fetch it again.")
-            return {str(name): slab for name, slab in held.items()}
+            tensors = tensors_in(held)
+            if tensors is None:
+                raise not_tensors(held, f"{self._place}/{file}")
+            self._nested = self._nested or not all(isinstance(value, Slab) for value in held.values())
+            return tensors
         crcs = checksums(self._manifest, file)
         return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}
 
@@ -173,6 +239,37 @@ class HFSource(WeightSource):
         return self._slabs[name]
 
 
+def no_weights(where: Place) -> CheckpointError:
+    """The error for a folder without weights of the forms that are read: what it holds instead, and what to do."""
+    there, absent = missing_shards(where.files())
+    if there:
+        return lacking(where, absent, len(there) + len(absent), None)
+    if found := folder_misfit(where.files(), where):
+        return CheckpointError(f"{found}.")
+    return CheckpointError(
+        f"{where} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors."
+    )
+
+
+def lacking(where: Place, absent: list[str], of: int, index: str | None) -> CheckpointError:
+    """The error for files of weights that were not copied."""
+    shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+    told = f", which {index} names" if index else ""
+    return CheckpointError(
+        f"{where} lacks {len(absent)} of its {of} files of weights ({shown}){told}; copy those files into it."
+    )
+
+
+def refuse_renamed(folder: Path | str) -> None:
+    """Raises CheckpointError for a folder whose weights other libraries would not find by their names, or not whole."""
+    described = read_config(folder)
+    if described.get("model_type") in FAMILIES and quantization(described) is None and HFSource(folder).renamed:
+        raise CheckpointError(
+            f"{folder} has weights under names that smtrain understands and transformers and vLLM do not; write them "
+            f"under their own with `smtrain convert {folder} NEW --to hf` and name NEW."
+        )
+
+
 def write_hf(
     source: WeightSource,
     target: Path | str,
@@ -180,12 +277,14 @@ def write_hf(
     max_shard_size: int = 5_000_000_000,
     overwrite: bool = True,
     readme: bytes | None = None,
+    carried: Carried | None = None,
 ) -> None:
     """Write an ordinary Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
-    Names and types are the source's. `companions` is a folder whose config.json, tokenizer, generation config and
-    licence go along; `readme` is the model card. More than `max_shard_size` bytes make shards and an index. Raises
-    CheckpointError where the target is a file, or the companions are of another model.
+    Names and types are the source's. `companions` is the folder whose config.json describes the weights; its other
+    files go along (`companions_of`), or those that are `carried` instead. `readme` is the model card. More than
+    `max_shard_size` bytes make shards and an index. Raises CheckpointError where the target is a file, or the
+    companions are of another model.
     """
     said = normalise(source.config)
     shape = said.shape
@@ -206,7 +305,8 @@ def write_hf(
         containers.append(container)
         groups.append(_jobs(source, container))
         weight_map |= dict.fromkeys(shard, file)
-    extras = {} if beside is None else companions_of(beside)
+    carried = carried or (Carried() if beside is None else companions_of(beside))
+    extras = dict(carried.files)
     if readme is not None:
         extras[README] = readme
     if len(shards) > 1:
@@ -229,28 +329,6 @@ def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
         else:
             jobs.append((write,))
     return jobs
-
-
-def companions_of(beside: Place) -> dict[str, bytes]:
-    """Tokenizer, generation config and licence of a folder, which go along with its weights."""
-    files = beside.files()
-    found = [file for file in files if file in COMPANIONS or is_legal(file)]
-    out = {file: bytes(beside.read(file, 0, files[file])) for file in found}
-    if (name := "tokenizer_config.json") in out:
-        out[name] = _for_everyone(out[name])
-    return out
-
-
-def _for_everyone(tokenizer_config: bytes) -> bytes:
-    """The same file, unless transformers 4 would not read it."""
-    try:
-        said = json.loads(tokenizer_config)
-    except ValueError:
-        return tokenizer_config
-    if not isinstance(said, dict):
-        return tokenizer_config
-    written = hf_tokenizer.for_everyone(said)
-    return tokenizer_config if written == said else _json(written)
 
 
 def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import pickling, torchzip_writer
+from smtrain.checkpoint.companions import NOTHING, Carried
 from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.fused import FusedCut, FusedSource
@@ -62,7 +63,12 @@ class MegatronCut:
 
 
 def write_megatron(
-    source: WeightSource, target: Path | str, cut: MegatronCut, spelling: Spelling = "te", overwrite: bool = True
+    source: WeightSource,
+    target: Path | str,
+    cut: MegatronCut,
+    spelling: Spelling = "te",
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:
     """Write `iter_0000001/mp_rank_TT[_PPP]/model_optim_rng.pt`, the tracker file, config.json and a manifest.
 
@@ -92,7 +98,11 @@ def write_megatron(
         "spec": spelling,
         "topology": {"tp": cut.tp, "pp": cut.pp, "vpp": cut.vpp},
     }
-    extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode(), TRACKER: b"1"}
+    extras = {
+        **carried.files,
+        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+        TRACKER: b"1",
+    }
     execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from smtrain.checkpoint import manifest as manifests
+from smtrain.checkpoint.checksum import crc32
+from smtrain.checkpoint.companions import NOTHING, Carried
 from smtrain.checkpoint.conversion_plan import others
 from smtrain.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.checkpoint.manifest import Manifest
@@ -30,10 +32,11 @@ _PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
 
 def write_native(
     source: WeightSource, target: Path | str, *, tp: int, pp: int, state: StateReader | None = None,
-    overwrite: bool = True,
+    overwrite: bool = True, carried: Carried = NOTHING,
 ) -> None:  # fmt: skip
     """Write `target/step_00000000` in the cut of (tp, pp), a rank's part of one tensor in memory at a time.
 
+    `carried` are the files of the model's folder that lie next to the manifest.
     With `state` it is the step that the state is of, and training goes on from it; without, a model to start from.
     Where the state is of a run in another precision than `source` gives, the weights are its master weights, rounded
     once. Raises CheckpointError where the weights are not all of one of the types of `train.precision`, or the target
@@ -49,13 +52,18 @@ def write_native(
         source, Layout(ModelShape.from_config(source.config), tp, pp), state, _PRECISIONS[dtypes.pop()]
     )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
-    told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp()], default=str)
+    kept = {file: crc32(data) for file, data in carried.files.items()}
+    told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp(), kept], default=str)
     try:
         if not overwrite and not is_unfinished(checkpoint, manifests.NAME) and (old := sorted(present(checkpoint))):
             raise others(checkpoint, old)
         with staged(checkpoint, hashlib.sha256(told.encode()).hexdigest(), manifests.NAME) as stage:
             if not stage.complete:
                 writer.write(stage)
+                for file, data in carried.files.items():
+                    path = stage.folder / file
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(data)
             stage.publish(("model/*.safetensors", "optim/*.safetensors"))
     except OSError as error:
         raise CheckpointError(not_written(target, error)) from None

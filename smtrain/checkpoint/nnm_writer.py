@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import torchzip_writer
+from smtrain.checkpoint.companions import NOTHING, Carried
 from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.fused import FusedCut, FusedSource
@@ -48,6 +49,7 @@ def write_nnm(
     release: Release,
     xser: bool = False,
     overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:
     """Write each rank's `.ckpt`, config.json and a manifest; a few blocks are in memory at a time.
 
@@ -83,7 +85,10 @@ def write_nnm(
         "kind": "nemo-megatron", "release": release, "form": "xser" if xser else "ckpt",
         "topology": {"tp": cut.tp, "pp": cut.pp},
     }  # fmt: skip
-    extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
+    extras = {
+        **carried.files,
+        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+    }
     execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 

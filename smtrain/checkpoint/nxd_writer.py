@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from smtrain.checkpoint import torchzip_writer
+from smtrain.checkpoint.companions import NOTHING, Carried
 from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_file, stored
@@ -34,6 +35,7 @@ def write_nxd(
     cuts: Sequence[int] | None = None,
     form: Format = "pt",
     overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:
     """Write the shards of a (tp, pp) mesh, config.json and the manifest; a few blocks are in memory at a time.
 
@@ -71,7 +73,10 @@ def write_nxd(
         "kv_order": kv_order,
         "kv_multiplier": layout.kv_multiplier,
     }
-    extras = {"config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
+    extras = {
+        **carried.files,
+        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+    }
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
     execute(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
 

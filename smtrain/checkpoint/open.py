@@ -17,7 +17,9 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.storage import Place, is_uri, place, read_text
 from smtrain.contract.lineage import Lines
 from smtrain.errors import CheckpointError
+from smtrain.model.hf_folder import folder_of
 from smtrain.model.layout import KvOrder
+from smtrain.model.remedies import file_kind, folder_misfit, missing_shards
 
 
 def open_weights(
@@ -31,11 +33,14 @@ def open_weights(
     `kv_order` says for which chip NxD's were laid out. With `masters` neuronx-nemo-megatron's fp32 master weights are
     read. Raises CheckpointError that says what was found where it is none of them.
     """
+    path = folder_of(str(path))
     if not is_uri(path):
         if not Path(path).exists():
             raise CheckpointError(f"{path} does not exist; give a folder of weights.")
         if not Path(path).is_dir():
-            raise CheckpointError(f"{path} is a file; give the folder it is in.")
+            raise CheckpointError(
+                f"{path} is a file, and {file_kind(Path(path))}; give the folder of a model or of a checkpoint."
+            )
     where = place(path)
     if format_of(where) == native_manifest.FORMAT:
         return _whole_model(NativeSource(where))
@@ -48,18 +53,15 @@ def open_weights(
         raise CheckpointError(f"{path} holds checkpoints of which none is whole; train until one is complete.")
     if shard_files(where.files()):
         return NxDSource(where, config, kv_order)
-    if is_hf_folder(where):
-        return HFSource(where)
+    if is_hf_folder(where) or missing_shards(where.files())[0]:
+        return HFSource(where, config)
     if tag := _newest_tag(where):
         beside = read_config(where) if config is None and "config.json" in where.files() else config
         return NxDSource(where.below(tag), beside, kv_order)
-    if found := open_megatron(where, config, masters):
-        return found
-    if "adapter_config.json" in where.files():
-        raise CheckpointError(
-            f"{path} holds an adapter, not a model; merge it into its base with "
-            f"`smtrain convert BASE TARGET --to hf --merge-adapter {path}`."
-        )
+    if megatron := open_megatron(where, config, masters):
+        return megatron
+    if found := folder_misfit(where.files(), path):
+        raise CheckpointError(f"{found}.")
     held = sorted({file.split("/")[0] for file in where.files()} | _folders(where))
     shown = ", ".join(held[:5]) + (" and more" if len(held) > 5 else "") if held else "nothing"
     raise CheckpointError(

@@ -9,11 +9,10 @@ from typing import Any
 
 from smtrain.checkpoint import safetensors
 from smtrain.checkpoint.adapter import BASE, CONFIG, PREFIX, WEIGHTS
+from smtrain.checkpoint.companions import NOTHING, Carried
 from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.execute import execute
-from smtrain.checkpoint.hf import companions_of
 from smtrain.checkpoint.native import NativeSource
-from smtrain.checkpoint.storage import place
 from smtrain.checkpoint.tensor_files import Job, Tensor, Write
 from smtrain.errors import CheckpointError
 from smtrain.model.card import README
@@ -27,14 +26,14 @@ def write_peft(
     source: NativeSource,
     target: Path | str,
     base: str | None,
-    companions: Path | str | None = None,
     overwrite: bool = True,
     readme: bytes | None = None,
+    carried: Carried = NOTHING,
 ) -> None:
     """Write the adapter of a checkpoint into a folder, which appears whole.
 
-    `base` is the model that it was trained on, as its user names it, `companions` a folder whose tokenizer and licence
-    go along, `readme` the model card. Raises `CheckpointError` where the checkpoint is of no adapter or the target
+    `base` is the model that it was trained on, as its user names it, `carried` the files of the model's folder that go
+    along, `readme` the model card. Raises `CheckpointError` where the checkpoint is of no adapter or the target
     cannot be written.
     """
     manifest = source.manifest
@@ -47,8 +46,7 @@ def write_peft(
     container = safetensors.container(WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None)
     ordered = sorted(names, key=container.offsets.__getitem__)
     jobs: list[Job] = [(Write(told, (names[told],), (container,)),) for told in ordered]
-    extras = {} if companions is None else companions_of(place(companions))
-    extras.pop("generation_config.json", None)
+    extras = dict(carried.files)
     if readme is not None:
         extras[README] = readme
     extras[CONFIG] = (json.dumps(peft_config(lora, base), indent=2) + "\n").encode()

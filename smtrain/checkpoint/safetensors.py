@@ -11,10 +11,13 @@ from typing import Any
 
 from smtrain.checkpoint.dtypes import BY_CODE
 from smtrain.checkpoint.slabs import Slab, contiguous
-from smtrain.checkpoint.storage import Place
+from smtrain.checkpoint.storage import Place, strange
+from smtrain.checkpoint.stored_names import quantized
 from smtrain.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.errors import CheckpointError
 
+_PACKED = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
+"""Types of quantized weights that are no whole number of bytes, or no numbers by themselves."""
 _HEADER_LIMIT = 100_000_000
 
 
@@ -29,11 +32,13 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
     """Name -> where it lies. Raises CheckpointError where the file is cut short, or its header is none."""
 
     def broken(reason: str) -> CheckpointError:
-        return CheckpointError(f"{where}/{file} is not a complete safetensors file ({reason}); fetch it again.")
+        return strange(where, file) or CheckpointError(
+            f"{where}/{file} is not a complete safetensors file ({reason}); copy this one file again."
+        )
 
     total = where.files().get(file)
     if total is None:
-        raise CheckpointError(f"{where}/{file} is missing; fetch the model again.")
+        raise CheckpointError(f"{where}/{file} is missing; copy this one file into it.")
     if total < 8:
         raise broken(f"it has {total} bytes")
     length = int.from_bytes(where.read(file, 0, 8), "little")
@@ -47,6 +52,8 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
         raise broken("its header is not a JSON object")
     header.pop("__metadata__", None)
     out, spans = {}, []
+    if packed := next((n for n, a in header.items() if isinstance(a, dict) and a.get("dtype") in _PACKED), None):
+        raise quantized(where, f"{packed} in {header[packed]['dtype']}")
     for name, about in header.items():
         try:
             dtype, shape, (start, stop) = BY_CODE[about["dtype"]], tuple(about["shape"]), about["data_offsets"]
@@ -63,7 +70,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
             raise broken("its tensors overlap or leave a gap")
         end = stop
     if 8 + length + end != total:
-        raise broken(f"it has {total} bytes instead of {8 + length + end}")
+        raise broken(f"it has {total:,} bytes instead of {8 + length + end:,}")
     return out
 
 

@@ -4,6 +4,7 @@ place; nothing is copied here first.
 
 from __future__ import annotations
 
+import json
 import mmap
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from smtrain.errors import CheckpointError, first_line
 from smtrain.extras import missing
+from smtrain.model.remedies import HEAD, misfit
 
 Bounds = Sequence[tuple[int, int]]
 """(start, stop) along every dimension."""
@@ -102,6 +104,10 @@ class LocalPlace:
     def read(self, file: str, start: int, stop: int) -> memoryview:
         try:
             view = memoryview(self._map(file))[start:stop] if stop > start else memoryview(b"")
+        except PermissionError:
+            raise CheckpointError(
+                f"{self._root / file} cannot be read by this user; give the right to read it (chmod u+r)."
+            ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{self._root / file} cannot be read ({first_line(error)}); fetch it again."
@@ -201,6 +207,33 @@ def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:
         return bytes(where.read(file, 0, size)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}/{file} is not text ({first_line(error)}); fetch it again.") from None
+
+
+def strange(where: Place, file: str) -> CheckpointError | None:
+    """The error for a file that is not what its name says, by its first bytes; None if nothing is strange."""
+    size = where.files().get(file)
+    if size is None:
+        return None
+    found = misfit(file, bytes(where.read(file, 0, min(HEAD, size))), size)
+    return None if found is None else CheckpointError(f"{where}/{file} {found}.")
+
+
+def read_json(where: Place, file: str, else_: str = "") -> dict[str, Any]:
+    """The object that a JSON file holds. Raises CheckpointError, which says what the file is if it is no JSON.
+
+    `else_` ends the sentence with another way out.
+    """
+    if found := strange(where, file):
+        raise found
+    try:
+        told = json.loads(read_text(where, file))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where}/{file} is not JSON ({first_line(error)}); mend it there, or copy this one file again{else_}."
+        ) from None
+    if not isinstance(told, dict):
+        raise CheckpointError(f"{where}/{file} is not a JSON object; copy this one file again{else_}.")
+    return told
 
 
 def refuse_overlap(source: Path | str, target: Path | str) -> None:

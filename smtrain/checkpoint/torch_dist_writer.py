@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.checkpoint import torchstream
+from smtrain.checkpoint.companions import NOTHING, Carried
 from smtrain.checkpoint.conversion_plan import ConversionPlan
 from smtrain.checkpoint.execute import execute
 from smtrain.checkpoint.fused import FusedCut, FusedSource
@@ -64,7 +65,13 @@ class _Cut:
         return self._shards[name]
 
 
-def write_torch_dist(source: WeightSource, target: Path | str, cut: MegatronCut, overwrite: bool = True) -> None:
+def write_torch_dist(
+    source: WeightSource,
+    target: Path | str,
+    cut: MegatronCut,
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
+) -> None:
     """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the tracker file beside it.
 
     Any mesh reads it. `cut` says for how many ranks the vocabulary is padded, and what the settings kept along say.
@@ -86,6 +93,7 @@ def write_torch_dist(source: WeightSource, target: Path | str, cut: MegatronCut,
         "common_backend": "torch", "common_backend_version": 1,
     }  # fmt: skip
     extras = {
+        **carried.files,
         "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
         f"{ITERATION}/{METADATA}": _metadata(shape, chunks, places),
         f"{ITERATION}/common.pt": torchstream.alone("common", dumps(common)),

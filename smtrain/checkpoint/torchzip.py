@@ -20,8 +20,8 @@ from smtrain.checkpoint import torchpickles
 from smtrain.checkpoint.checksum import crc32
 from smtrain.checkpoint.dtypes import DType
 from smtrain.checkpoint.slabs import Slab
-from smtrain.checkpoint.storage import LocalPlace, Place
-from smtrain.checkpoint.unpickle import unpickle
+from smtrain.checkpoint.storage import LocalPlace, Place, strange
+from smtrain.checkpoint.unpickle import OfObjectsError, unpickle
 from smtrain.errors import CheckpointError
 
 _PICKLE_LIMIT = 256 << 20
@@ -70,15 +70,19 @@ def load(where: Place, file: str, lenient: bool = False) -> Any:
         raise
     except Exception as error:  # a damaged zip or pickle raises whatever it likes
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        if found := strange(where, file):
+            raise found from None
+        if isinstance(error, OfObjectsError):
+            raise CheckpointError(f"{where}/{file} {error}.") from None
         raise CheckpointError(
-            f"{where}/{file} is not a complete torch checkpoint ({reason}); fetch it again."
+            f"{where}/{file} is not a complete torch checkpoint ({reason}); copy this one file again."
         ) from None
 
 
 def _records(where: Place, file: str) -> dict[str, _Record]:
     size = where.files().get(file)
     if size is None:
-        raise CheckpointError(f"{where}/{file} is missing; fetch it again.")
+        raise CheckpointError(f"{where}/{file} is missing; copy this one file into it.")
     out: dict[str, _Record] = {}
     with zipfile.ZipFile(io.BufferedReader(_Raw(where, file, size), 1 << 16)) as archive:
         entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)

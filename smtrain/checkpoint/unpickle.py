@@ -45,6 +45,18 @@ class CutShortError(ValueError):
         super().__init__("its pickle is cut short")
 
 
+class OfObjectsError(ValueError):
+    """The pickle is whole and holds objects of Python besides tensors."""
+
+    def __init__(self, name: str) -> None:
+        kind = name.rsplit(".", 1)[-1][:100]
+        what = "quantized weights" if "float8" in name.lower() or "quant" in name.lower() else "more than tensors"
+        super().__init__(
+            f"holds {what}: it would call {name[:200]}, which is no part of a checkpoint of tensors; load it where "
+            f"{kind} is known and trusted, and save only its tensors: torch.save(model.state_dict(), FILE)"
+        )
+
+
 class _Named(str):
     """The name of a class or a function that nobody here knows."""
 
@@ -203,7 +215,7 @@ def _known(name: str, lenient: bool) -> Any:
     if name not in _NAMES and lenient:
         return _Named(name[:500])
     if name not in _NAMES:
-        raise ValueError(f"it would call {name[:200]}, which is no part of a checkpoint of tensors")
+        raise OfObjectsError(name)
     return _NAMES[name]
 
 

@@ -18,7 +18,9 @@ from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
 from smtrain.contract.uris import HUBS
+from smtrain.errors import first_line
 from smtrain.facts.models import positions
+from smtrain.model.remedies import file_misfit, folder_misfit
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp",
@@ -233,14 +235,20 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
             f"model.path: {folder} is not a folder; give a Hugging Face model folder or s3:// URI{hub}",
         )
     elif not (folder / "config.json").is_file():
-        yield {"model.path"}, f"model.path: {folder} holds no config.json; give a Hugging Face model folder"
+        names = [path.relative_to(folder).as_posix() for path in folder.glob("*")]
+        names += [path.relative_to(folder).as_posix() for path in folder.glob("*/*")]
+        why = folder_misfit(names, folder) or f"{folder} holds no config.json; give a Hugging Face model folder"
+        yield {"model.path"}, f"model.path: {why}"
+    elif strange := file_misfit(folder / "config.json"):
+        yield {"model.path"}, f"model.path: {strange}"
     else:
         try:
             described = json.loads((folder / "config.json").read_text("utf-8"))
         except (OSError, ValueError) as error:
             yield (
                 {"model.path"},
-                f"model.path: {folder / 'config.json'} cannot be read ({error}); copy the model's again",
+                f"model.path: {folder / 'config.json'} cannot be read ({first_line(error)}); mend it there, or copy "
+                "this one file again",
             )
             return
         if not isinstance(described, dict):
@@ -248,7 +256,7 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
             return
         yield from shape_faults(config, described)
         if not shape_alone:
-            yield from file_faults(config, folder)
+            yield from file_faults(config, folder, described)
             yield from template_faults(config, folder)
             yield from id_faults(config, folder, described)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.model.hf_config import HFConfig
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
+from smtrain.model.remedies import DEQUANTIZE, file_misfit, folder_misfit, missing_shards, quantization
 
 
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
@@ -75,16 +77,41 @@ def shape_and_run(config: JobConfig, model: HFConfig, positions: int | None) -> 
         )
 
 
-def file_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:
+def _faults_of_weights(folder: Path, names: list[str], described: Mapping[str, Any]) -> Iterator[str]:
+    """Weights that are not there, not whole, or not of the form that their names say; by names and first bytes only."""
+    first = weights_in(names)
+    there, absent = missing_shards(names)
+    if first is None and not there:
+        if not checkpoint_in(names):
+            yield folder_misfit(names, folder) or (
+                f"{folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights as "
+                "safetensors, or set model.init: scratch"
+            )
+        return
+    if absent and (first is None or first.endswith(".index.json")):
+        yield (
+            f"{folder} lacks {len(absent)} of its {len(there) + len(absent)} files of weights "
+            f"({', '.join(absent[:3])}); copy those files into it"
+        )
+    read = [first] if first is not None and not first.endswith(".index.json") else [*filter(None, [first]), *there]
+    strange = next((fault for name in read if (fault := file_misfit(folder / name))), None)
+    if strange:
+        yield strange
+    if method := quantization(described):
+        yield (
+            f"{folder}/config.json says that the weights are quantized ({method}), which cannot be trained; "
+            f"{DEQUANTIZE}; if they are plain numbers, take quantization_config out of config.json"
+        )
+
+
+def file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
     """What a model's folder lacks beside its config.json."""
     names = [path.name for path in folder.iterdir()]
     elsewhere = config.model.init != "weights" or config.model.weights is not None
-    if not elsewhere and weights_in(names) is None and not checkpoint_in(names):
-        yield (
-            {"model.path"},
-            f"model.path: {folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the "
-            "weights as safetensors, or set model.init: scratch",
-        )
+    if not elsewhere:
+        yield from (({"model.path"}, f"model.path: {fault}") for fault in _faults_of_weights(folder, names, described))
+    if config.data.prepared is None and (strange := next(filter(None, map(file_misfit, _tokenizer(folder))), None)):
+        yield {"model.path"}, f"model.path: {strange}"
     if config.data.prepared is None and not tokenizer_in(names):
         yield (
             {"model.path"},
@@ -92,3 +119,9 @@ def file_faults(config: JobConfig, folder: Path) -> Iterator[Fault]:
             "which preparing text needs; save the tokenizer there with "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
         )
+
+
+def _tokenizer(folder: Path) -> list[Path]:
+    """The files that the tokenizer is read from."""
+    made_of = tokenizer_in(path.name for path in folder.iterdir())
+    return [folder / name for name in (*made_of, "tokenizer_config.json")]

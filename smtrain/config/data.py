@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from smtrain.config.section import Section
+from smtrain.model.hf_folder import folder_of
 
 Column = Literal["messages", "conversations", "instruction", "input", "output", "system", "history", "tools"]
 """Our names of the columns of instruction data."""
@@ -93,6 +94,11 @@ class Data(Section):
     """Machines that prepare together, of `compute.cpu_instance_type`; the result is the same for any number."""
     spot: bool = True
     """Whether several machines are spot instances; what they have done outlives an interruption."""
+
+    @field_validator("prepared")
+    @classmethod
+    def _prepared_folder(cls, value: str | None) -> str | None:
+        return None if value is None else folder_of(value)
 
     @field_validator("encoding")
     @classmethod

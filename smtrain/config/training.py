@@ -10,6 +10,7 @@ from smtrain.config.secret import Secret
 from smtrain.config.section import Section
 from smtrain.config.units import Count
 from smtrain.config.validation import Validation
+from smtrain.model.hf_folder import folder_of
 from smtrain.model.precision import Precision
 
 MOST_STEPS = 10**9
@@ -39,6 +40,11 @@ class Model(Section):
     """The token that gated or private hf:// models and data, or a modelscope:// model, need."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
+
+    @field_validator("path", "weights")
+    @classmethod
+    def _folder(cls, value: str | None) -> str | None:
+        return None if value is None else folder_of(value)
 
 
 class Parallel(Section):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from smtrain.checkpoint.hf import refuse_renamed
 from smtrain.checkpoint.merge import refuse_other_base
 from smtrain.errors import DataError
 from smtrain.evaluation import report
@@ -36,6 +37,7 @@ def evaluate(
                 f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it."
             )
         _refuse_unknown_ids(folder)
+        refuse_renamed(folder)
     if adapter and under:
         refuse_other_base(model, under)
     tasks = Tasks(asked)

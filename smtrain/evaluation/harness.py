@@ -125,7 +125,7 @@ class Tasks:
                 from lm_eval import simple_evaluate
                 from lm_eval.models.huggingface import HFLM
 
-            from smtrain.generation.load import MISFITS, NO_MODEL, not_an_adapter_for
+            from smtrain.generation.load import MISFITS, NO_MODEL, not_an_adapter_for, not_loaded
 
             try:
                 model: Any = HFLM(
@@ -141,9 +141,7 @@ class Tasks:
                     raise DataError(not_an_adapter_for(folder, adapter, error)) from error
                 if not isinstance(error, NO_MODEL):
                     raise
-                raise DataError(
-                    f"{folder} is not a model that transformers loads ({first_line(error)}); export it again."
-                ) from error
+                raise DataError(not_loaded(folder, error)) from error
             if asked.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
                     [f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there"]

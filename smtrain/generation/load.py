@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from smtrain.checkpoint.hf import HFSource
 from smtrain.checkpoint.merge import refuse_other_base
 from smtrain.errors import CheckpointError, SmtrainError, first_line
 from smtrain.extras import missing
 from smtrain.model import hf_tokenizer
 from smtrain.model.families import FAMILIES
 from smtrain.model.hf_config import normalise
+from smtrain.model.hf_folder import OTHER_TOKENIZERS, tokenizer_in
+from smtrain.model.remedies import file_misfit, quantization
 from smtrain.model.transformers_build import check_model, transformers_config
 
 ADAPTER = "adapter_config.json"
@@ -81,14 +84,17 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         described = json.loads((folder / "config.json").read_text("utf-8"))
         known = isinstance(described, dict) and described.get("model_type") in FAMILIES
         normal = normalise(described) if known else None
+        source = HFSource(folder) if known and quantization(described) is None else None
+        refuse_no_tokenizer(folder)
         tokenizer = hf_tokenizer.load(folder)
         refuse_unknown_ids(folder, tokenizer, described)
         options = {"config": transformers_config(described)} if known else {}
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)
+        if source is not None and source.renamed:
+            model: Any = _by_our_names(source, options["config"])
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)
     except (*NO_MODEL, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder} is not a model that transformers loads ({first_line(error)}); export or convert it again."
-        ) from error
+        raise CheckpointError(not_loaded(folder, error)) from error
     if normal is not None:
         check_model(model, normal)
     if adapter is not None:
@@ -105,6 +111,48 @@ def refuse_unknown_ids(folder: Path, tokenizer: Any, described: Any) -> None:
     vocabulary = hf_tokenizer.vocabulary_of(described) if isinstance(described, dict) else None
     if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), vocabulary):
         raise CheckpointError(f"{folder}: {fault}.")
+
+
+def refuse_no_tokenizer(folder: Path) -> None:
+    """Raises `CheckpointError` for a model's folder without a tokenizer, or with a file that is none."""
+    files = tokenizer_in(path.name for path in folder.iterdir())
+    if found := next(filter(None, (file_misfit(folder / name) for name in (*files, "tokenizer_config.json"))), None):
+        raise CheckpointError(f"{found}.")
+    if not files and not any((folder / name).is_file() for name in OTHER_TOKENIZERS):
+        raise CheckpointError(
+            f"{folder} has no tokenizer; copy the tokenizer's files (tokenizer.json and tokenizer_config.json, or "
+            "tokenizer.model) from the model that training started from into it."
+        )
+
+
+def _by_our_names(source: HFSource, config: Any) -> Any:
+    """The model with weights that transformers would not find, as their names have words in front."""
+    family = FAMILIES[config.model_type]
+    modules = {file: module for module, file in family.module_names.items()}
+    model: Any = AutoModelForCausalLM.from_config(config)
+    held = set(model.state_dict())
+    names = {name: name if name in held else modules.get(name, name) for name in source.names()}
+    dtypes = {source.dtype(name) for name in names}
+    model.to(source.read(next(iter(names))).dtype if len(dtypes) == 1 else torch.float32)
+    model.load_state_dict({module: source.read(name) for name, module in names.items()}, strict=False)
+    model.tie_weights()
+    return model
+
+
+def not_loaded(folder: Path, error: BaseException) -> str:
+    """What to say of a folder that transformers does not load: the file that is damaged, if one is."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        file = folder / name
+        if found := file_misfit(file):
+            return f"{found}."
+        try:
+            json.loads(file.read_text("utf-8") if file.is_file() else "{}")
+        except (OSError, ValueError) as broken:
+            return f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this one file again."
+    return (
+        f"{folder} is not a model that transformers loads ({first_line(error)}); mend what it names, or write the "
+        f"folder again with `smtrain convert {folder} NEW --to hf`."
+    )
 
 
 def _adapted(model: Any, folder: Path, adapter: Path) -> Any:

@@ -82,6 +82,37 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+
+
+def is_mixture(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a mixture of experts: dense models may name the same keys, with null, 0 or 1."""
+    counts = (config.get(key) for key in _EXPERTS)
+    return any(isinstance(n, int) and not isinstance(n, bool) and n > 1 for n in counts)
+
+
+def _no_family(config: Mapping[str, Any]) -> str:
+    """The sentence for a config.json whose model_type is missing or is none that can be trained."""
+    kind = config.get("model_type")
+    if kind is not None:
+        experts = " (a mixture of experts)" if is_mixture(config) else ""
+        return (
+            f"config.json has model_type {kind!r}{experts}, which smtrain cannot train: take one of "
+            f"{', '.join(FAMILIES)}"
+        )
+    named = config.get("architectures")
+    first = str(named[0]).lower() if isinstance(named, list) and named else ""
+    own = next((f for f in FAMILIES if first.startswith(f.replace("_", "") + "for")), None)
+    if own:
+        return f"config.json has no model_type: add model_type: {own}, by its architectures ({named[0]})"
+    if "_class_name" in config or "_diffusers_version" in config:
+        return "config.json is of a model of diffusers, which makes pictures: give the folder of a language model"
+    return (
+        f"config.json has no model_type: add the one of the model (smtrain trains {', '.join(FAMILIES)}), or take the "
+        "whole config.json of the model"
+    )
+
+
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 """Where a parameter's name has the number of its layer."""
 
@@ -116,11 +147,7 @@ class ModelShape:
         kind = config.get("model_type")
         family = FAMILIES.get(str(kind))
         if family is None:
-            experts = " (a mixture of experts)" if any("expert" in key for key in config) else ""
-            raise CheckpointError(
-                f"config.json has model_type {kind!r}{experts}, which smtrain cannot train: take one of "
-                f"{', '.join(FAMILIES)}"
-            )
+            raise CheckpointError(_no_family(config))
         named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
         got = {
             **family.defaults,
@@ -131,6 +158,11 @@ class ModelShape:
         def size(name: str) -> int:
             key = family.keys.get(name, name)
             value = got.get(key)
+            if value is None:
+                raise CheckpointError(
+                    f"config.json has no {key}, which a {kind} model needs (a whole number of at least 1): add it, or "
+                    "take the whole config.json of the model"
+                )
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CheckpointError(
                     f"config.json has {key} = {value!r} for a {kind} model: it must be a whole number of at least 1"

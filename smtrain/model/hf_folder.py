@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 
 # (one file, the index of several), in the order in which they are taken
 WEIGHTS = (
@@ -13,6 +16,9 @@ WEIGHTS = (
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",))
 """Each of these is enough for a tokenizer; the first that is there counts."""
 
+OTHER_TOKENIZERS = ("tekken.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
+"""Forms that transformers loads and the prepare stage does not."""
+
 SOURCE = "source.json"
 """Where a fetched model came from: endpoint, name, revision asked for and commit."""
 
@@ -21,8 +27,123 @@ _OF_RANKS = re.compile(
     r"model_optim_rng\.pt|model_rng\.pt|common\.pt|tensor_\d+\.pt|\.metadata|metadata\.json|.*\.(?:distcp|ckpt)"
 )
 TRACKER = "latest_checkpointed_iteration.txt"
-_SHARD = re.compile(r"(?:model|pytorch_model)-\d+-of-\d+\.(?:safetensors|bin)")
+_SHARD = re.compile(r"(model|pytorch_model)-(\d+)-of-(\d+)\.(?:safetensors|bin)")
+_TEXTS = (".json", ".model", ".jinja", ".tiktoken", ".txt", ".md", ".py", ".bpe", ".vocab")
+"""Endings of what a model consists of besides weights; a repository of a hub also holds pictures and films."""
 _LEGAL = re.compile(r"(?:LICEN[CS]E|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
+
+
+_WEIGHTS = (
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data*", "*.msgpack"),
+    *("*.h5", "*.npz", "*.tflite", "*.engine", "*.mlmodel", "*.nemo", "*.distcp", "*.index.json", "*.neff"),
+)
+"""Names of files that hold weights, or say in which file they are, whoever wrote them."""
+_STATE = (
+    *("trainer_state.json", "training_args.bin", "optimizer.*", "optimizer-*", "scheduler.*", "scaler.*"),
+    *("rng_state*", "random_states_*", "*.tfevents.*", "zero_to_fp32.py", "latest"),
+)
+_CACHES = ("*.pyc", "*.lock", "*.part", "*.incomplete", "*.tmp", "*.swp", "*~", "__pycache__")
+_SECRETS = (
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*credential*"),
+    *("*secret*", "*service-account*", "*service_account*", "*_key.txt", "token.json", "token.txt", "tokens.json"),
+    *("token", "password*", "kubeconfig"),
+)
+_RECORDS = ("manifest.json", "config.json")
+"""Files that each writer of weights makes itself."""
+_OF_A_STEP = ("smtrain.json", "done", "newest", "checkpoint", "user_content.pt", TRACKER)
+"""Files of a training checkpoint that tell which of its folders is whole."""
+LARGEST = 200_000_000
+"""Bytes of a companion: no tokenizer and no page comes near it."""
+_KNOWN = (
+    *("config.json", "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tekken.json", "chat_template.jinja", "chat_template.json"),
+    *("preprocessor_config.json", "processor_config.json", "manifest.json", "smtrain.json", "done", SOURCE, TRACKER),
+    *(name for pair in WEIGHTS for name in pair),
+)
+
+
+@dataclass(frozen=True)
+class Companions:
+    """Which files of a model's folder go along with weights that are written elsewhere."""
+
+    kept: tuple[str, ...]
+    left_out: dict[str, str]
+    """Every other file (of a folder that is left out as a whole, its name with a slash) and the reason."""
+
+
+def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None = None) -> Companions:
+    """Decide for all files of a folder (relative name -> bytes) whether they go along.
+
+    The folder's own weights, config.json and manifest.json are in neither list: every writer makes these itself.
+    `replaced` has further names that are written anew, with the reason to give.
+    """
+    top = weights_in(name for name in sizes if "/" not in name)
+    form = None if top is None else "pytorch_model" if top.startswith("pytorch_model") else "model"
+    parents = {str(PurePosixPath(name).parent) for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}
+    kept, left_out = [], {}
+    for name in sorted(sizes):
+        path = PurePosixPath(name)
+        folders = [str(parent) for parent in reversed(path.parents) if str(parent) != "."]
+        holder = next((folder for folder in folders if folder in parents), None)
+        dotted = next((i for i, part in enumerate(path.parts) if part.startswith(".") or part == "__pycache__"), None)
+        whole = "/".join(path.parts[: (dotted or 0) + 1]) + ("" if dotted == len(path.parts) - 1 else "/")
+        if holder is not None and form is None:  # ranks' folders: these are the weights
+            continue
+        if len(path.parts) == 1 and (name in _RECORDS or _is_own(name, form) or (form is None and name in _OF_A_STEP)):
+            continue
+        if dotted is not None:
+            left_out[whole] = "a cache" if whole.endswith("__pycache__/") else "hidden"
+        elif holder is not None:
+            left_out[f"{holder}/"] = "weights of another form, or of another step"
+        elif replaced and name in replaced:
+            left_out[name] = replaced[name]
+        elif reason := _unwanted(name, sizes[name]):
+            left_out[name] = reason
+        else:
+            kept.append(name)
+    return Companions(tuple(kept), left_out)
+
+
+def _is_own(name: str, form: str | None) -> bool:
+    """Whether a file is of the weights that are read from a folder; `form` is how their names begin."""
+    single, index = WEIGHTS[1] if form == "pytorch_model" else WEIGHTS[0]
+    shard = _SHARD.fullmatch(name)
+    return form is not None and (name in (single, index) or (shard is not None and shard[1] == form))
+
+
+def _unwanted(name: str, size: int) -> str | None:
+    if name.startswith(("adapter_config.json", "adapter_model.")):
+        return "an adapter, which loaders would add to the new weights"
+    if _is_like(name, _STATE):
+        return "the state of an earlier training"
+    if _is_like(name, _WEIGHTS):
+        return "weights of another form"
+    if _is_like(name, _CACHES):
+        return "a cache or an unfinished file"
+    if _is_like(name, _SECRETS):
+        return "by its name a secret; copy it by hand if it is none"
+    if size > LARGEST:
+        return f"{size / 1e6:,.0f} MB, more than a tokenizer or a page has; copy it by hand"
+    return None
+
+
+def _is_like(name: str, patterns: Iterable[str]) -> bool:
+    last = PurePosixPath(name).name.lower()
+    return any(fnmatchcase(last, pattern) for pattern in patterns)
+
+
+def folder_of(path: str) -> str:
+    """The folder that is meant by a path: of a file that such folders have (config.json, tokenizer.json, weights,
+    adapter_config.json, manifest.json), the folder that it is in; anything else as it is.
+    """
+    head, slash, name = path.rpartition("/")
+    known = name in _KNOWN or _SHARD.fullmatch(name) is not None
+    if not known or (not slash and "://" in path):
+        return path
+    if "://" not in path and not Path(path).expanduser().is_file():
+        return path
+    return head or ("/" if slash else ".")
 
 
 def weights_in(names: Iterable[str]) -> str | None:
@@ -58,14 +179,13 @@ def is_legal(name: str) -> bool:
 
 def wanted(names: Iterable[str], weights: bool = True) -> list[str]:
     """Of a repository's files, those that a model needs to be used and passed on; weights in one form only, or none."""
-    top = [name for name in names if "/" not in name]
-    form = ".bin" if (weights_in(top) or "").startswith("pytorch_model") else ".safetensors"
-    return [
-        name
-        for name in top
-        if (name.endswith((".json", ".model", ".jinja", ".tiktoken")) and not name.endswith(".index.json"))
-        or name in ("merges.txt", "vocab.txt", "README.md")
-        or is_legal(name)
-        or (weights and name == f"{'pytorch_model' if form == '.bin' else 'model'}{form}.index.json")
-        or (weights and name.endswith(form) and (name in (WEIGHTS[0][0], WEIGHTS[1][0]) or _SHARD.fullmatch(name)))
-    ]
+    names = list(names)
+    top = weights_in(name for name in names if "/" not in name) or ""
+    form = WEIGHTS[1] if top.startswith("pytorch_model") else WEIGHTS[0]
+    ending = Path(form[0]).suffix
+    out = []
+    for name in names:
+        if name in form or ("/" not in name and _SHARD.fullmatch(name) and name.endswith(ending)):
+            out += [name] if weights else []
+    along = {"config.json", *companions_in(dict.fromkeys(names, 0)).kept}
+    return out + [name for name in names if name in along and (name.endswith(_TEXTS) or is_legal(name))]

@@ -62,6 +62,10 @@ def serve(
         refuse_too_large([found.need])
     _refuse_taken(host, port)
     folder = found.fetch(say).resolve()
+    if not found.is_adapter:
+        from smtrain.checkpoint.hf import refuse_renamed
+
+        refuse_renamed(folder)
     command = [*command_of(chosen, found, folder, host, port), *more]
     process = subprocess.Popen(command, env=environment_of(chosen))
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())

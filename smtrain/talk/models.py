@@ -13,6 +13,9 @@ from smtrain.aws.target import TargetName
 from smtrain.errors import CheckpointError, JobError
 from smtrain.generation.room import WEIGHTS, Need, described_in, need_of, weights_in
 from smtrain.home import home
+from smtrain.model.hf_folder import folder_of, tokenizer_in
+from smtrain.model.hf_folder import weights_in as first_of_weights
+from smtrain.model.remedies import file_kind, file_misfit, folder_misfit, missing_shards
 from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
@@ -70,7 +73,7 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
         return _of_job(what.job("export"), what.config.name)
     if hasattr(what, "describe") and hasattr(what, "output"):
         return _of_job(what, what.name)
-    text = str(what)
+    text = folder_of(str(what))
     if text.startswith("demo://"):
         from smtrain.demo import materialise
 
@@ -91,27 +94,43 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
 
 def _here(path: Path, name: str) -> FoundModel:
     if not path.is_dir():
-        raise CheckpointError(f"{name} is a file; name the folder of a Hugging Face model")
+        raise CheckpointError(f"{name} is a file, and {file_kind(path)}; name the folder of a Hugging Face model")
     for folder in (path, path / "model"):
-        if (folder / "config.json").is_file() and weights_in(folder):
+        if (folder / "config.json").is_file() and weights_in(folder) and _has_weights(folder):
             return FoundModel(name, described_in(folder), weights_in(folder), False, folder)
         if (folder / ADAPTER).is_file():
             return FoundModel(name, _json(folder / ADAPTER), weights_in(folder), True, folder)
     if (path / "manifest.json").is_file() or any(path.glob("*/manifest.json")) or any(path.rglob("dp_rank_00_tp*")):
+        held = [file.name for file in path.rglob("*") if file.is_file()]
+        config = "" if tokenizer_in(held) else " --config MODEL"
+        why = " (MODEL is the folder of the model that training started from, for its tokenizer)" if config else ""
         raise CheckpointError(
-            f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf` makes one of a checkpoint"
+            f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf{config}` makes one of a "
+            f"checkpoint{why}"
         )
+    names = [file.relative_to(path).as_posix() for some in ("*", "*/*") for file in path.glob(some)]
+    if (path / "config.json").is_file() and (found := file_misfit(path / "config.json")):
+        raise CheckpointError(found)
+    if found := folder_misfit(names, name):
+        raise CheckpointError(found)
     lacks = "weights" if (path / "config.json").is_file() else f"neither config.json nor {ADAPTER}"
     raise CheckpointError(
         f"{name} holds {'no ' if lacks == 'weights' else ''}{lacks}; name the folder of a Hugging Face model"
     )
 
 
+def _has_weights(folder: Path) -> bool:
+    """Whether files of weights have the names by which they are read."""
+    names = [path.name for path in folder.iterdir()]
+    return first_of_weights(names) is not None or bool(missing_shards(names)[0])
+
+
 def _json(file: Path) -> dict[str, Any]:
     try:
         told = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
-        raise CheckpointError(f"{file} cannot be read as JSON; copy it again") from None
+        why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this one file again"
+        raise CheckpointError(why) from None
     if not isinstance(told, dict):
         raise CheckpointError(f"{file} is not a JSON object; copy it again")
     return told

@@ -89,9 +89,12 @@ def test_anything_else_is_told_what_it_is(tmp_path: Path) -> None:
         open_weights(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="holds nothing, and no weights"):
         open_weights(tmp_path)
-    for name in ("notes.txt", "model.onnx"):
+    for name in ("notes.txt", "model.weights"):
         (tmp_path / name).write_text("x")
-    with pytest.raises(CheckpointError, match=r"holds model\.onnx, notes\.txt, and no weights known here"):
+    with pytest.raises(CheckpointError, match=r"holds model\.weights, notes\.txt, and no weights known here"):
+        open_weights(tmp_path)
+    (tmp_path / "model.onnx").write_text("x")
+    with pytest.raises(CheckpointError, match=r"holds an ONNX export \(model\.onnx\)"):
         open_weights(tmp_path)
     with pytest.raises(CheckpointError, match="is a file"):
         open_weights(tmp_path / "notes.txt")

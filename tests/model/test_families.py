@@ -106,12 +106,12 @@ def test_every_reason_against_a_mesh_is_given() -> None:
     ("changes", "words"),
     [
         ({"model_type": "mamba"}, "'mamba', which smtrain cannot train: take one of llama, qwen2, qwen3, mistral"),
-        ({"model_type": None}, "None, which smtrain cannot train"),
+        ({"model_type": None}, "config.json has no model_type: add the one of the model"),
         (
             {"model_type": "qwen3_moe", "num_experts": 8},
             "'qwen3_moe' (a mixture of experts), which smtrain cannot train: take one of llama",
         ),
-        ({"hidden_size": None}, "hidden_size = None"),
+        ({"hidden_size": None}, "has no hidden_size, which a llama model needs"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3"),

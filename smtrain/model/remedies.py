@@ -1,0 +1,213 @@
+"""Files and folders that are not what their names say: what they are, and what to do.
+
+Pure Python, and by the first bytes and the names only, so that every command can ask before it reads anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+HEAD = 512
+"""Bytes from the beginning of a file that `misfit` looks at."""
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PAGES = (b"<!doctype html", b"<html", b"<head", b"<body")
+_ANSWERS = (b"entry not found", b"repository not found", b"invalid username or password", b"access to model", b"<?xml")
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+_JSON = (".json", ".index.json")
+_AGAIN = "copy this one file again from where the model came from"
+
+
+def misfit(name: str, head: bytes, size: int) -> str | None:
+    """Say what a file is whose first bytes are not those of its name, and what to do; None if nothing is strange.
+
+    `head` has the first `HEAD` bytes of the `size` that it has.
+    """
+    start = head.lstrip().lower()
+    if size == 0:
+        return f"is empty; {_AGAIN}"
+    if head.startswith(_LFS):
+        told = re.search(rb"size (\d+)", head)
+        of = f" of a file of {int(told[1]):,} bytes" if told else ""
+        return f"is a Git LFS pointer{of}, not the file; run `git lfs pull` in its folder, or copy this one file"
+    if start.startswith(_PAGES):
+        return f"is a web page (HTML), not the file: the download was answered with a page; {_AGAIN}"
+    if start.startswith(_ANSWERS) or (name.endswith((".safetensors", ".bin")) and start.startswith(b'{"error"')):
+        shown = " ".join(head[:60].decode("utf-8", "replace").split())
+        return f"is a server's answer ({shown}), not the file: the download was refused; {_AGAIN}"
+    if not head.strip(b"\0"):
+        return f"has only zero bytes where it should begin: its download or copy did not end; {_AGAIN}"
+    for magic, kind in _PACKED.items():
+        if head.startswith(magic):
+            return f"is packed with {kind}; unpack it under the name {PurePosixPath(name).name}"
+    if name.endswith(_JSON):
+        return _misfit_json(head)
+    return _misfit_weights(name, head)
+
+
+def _misfit_json(head: bytes) -> str | None:
+    if head.startswith(b"\xef\xbb\xbf"):
+        return "begins with a byte-order mark; save it as UTF-8 without one"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is UTF-16; save it as UTF-8"
+    return None
+
+
+def _misfit_weights(name: str, head: bytes) -> str | None:
+    stem = PurePosixPath(name).stem
+    if head.startswith(b"GGUF"):
+        return f"is a GGUF file of llama.cpp; {_GGUF}"
+    if head.startswith(b"\x89HDF"):
+        return f"is an HDF5 file of Keras; {_OTHER_FRAMEWORK}"
+    pickled = head.startswith((b"PK\3\4", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"))
+    if name.endswith(".safetensors") and pickled:
+        return f"is a file of torch.save, not of safetensors; rename it to {stem.replace('model', 'pytorch_model')}.bin"
+    if name.endswith(".bin") and len(head) > 9 and head[8:9] == b"{" and not any(head[4:8]):
+        own = f"{stem.replace('pytorch_model', 'model')}.safetensors"
+        return f"is a safetensors file, not one of torch.save; rename it to {own}"
+    return None
+
+
+def file_misfit(path: Path) -> str | None:
+    """`misfit` of a file on this machine, as a sentence with its path; None also if there is no such file."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            found = misfit(path.name, file.read(HEAD), size)
+    except OSError:
+        return None
+    return None if found is None else f"{path} {found}"
+
+
+def file_kind(path: Path) -> str:
+    """What a file is that was named in place of a folder, in a few words."""
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head.startswith(b"GGUF"):
+        return f"a GGUF file of llama.cpp, which is not read; {_GGUF}"
+    found = misfit(path.name, head, path.stat().st_size)
+    return f"it {found}" if found else "not one that a model's folder has"
+
+
+_GGUF = (
+    "take the Hugging Face model that it was made from, or make one with transformers: "
+    "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW)"
+)
+_OTHER_FRAMEWORK = "save the model from PyTorch with save_pretrained, as model.safetensors"
+_FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("model_index.json", "unet/*", "transformer/*", "vae/*"),
+        "a pipeline of diffusers, which makes pictures",
+        "smtrain trains language models: give the folder of one",
+    ),
+    (
+        ("*/zero_pp_rank_*", "zero_pp_rank_*", "*/mp_rank_*_model_states.pt", "mp_rank_*_model_states.pt"),
+        "a sharded checkpoint of DeepSpeed ZeRO",
+        "make one file of it with the script that lies next to it, `python zero_to_fp32.py . pytorch_model.bin`",
+    ),
+    (
+        ("pytorch_model_fsdp_*/*.distcp", "pytorch_model_fsdp_*/.metadata", "*.distcp", "*/*.distcp"),
+        "a sharded checkpoint of torch (FSDP)",
+        "make one file of it: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DISTCP_FOLDER "
+        "pytorch_model.bin`, and put config.json next to it",
+    ),
+    (("*.gguf",), "a GGUF file of llama.cpp", _GGUF),
+    (
+        ("consolidated*.pth", "original/consolidated*.pth"),
+        "Meta's original form",
+        "take the Hugging Face form of the model, or convert it with transformers' convert_llama_weights_to_hf.py",
+    ),
+    (
+        ("consolidated*.safetensors",),
+        "Mistral's own form",
+        "take the Hugging Face form of the model (model.safetensors), which the same repository has, or convert it "
+        "with transformers' convert_mistral_weights_to_hf.py",
+    ),
+    (("*.onnx", "*/*.onnx"), "an ONNX export", "take the model that it was exported from"),
+    (("tf_model.h5", "*.h5", "flax_model*.msgpack"), "weights of TensorFlow or Flax", _OTHER_FRAMEWORK),
+    (("*.nemo",), "an archive of NeMo", "unpack it with tar and name the folder inside, or export it to Hugging Face"),
+    (
+        ("weights.npz", "*.mlx", "*.mlpackage/*", "openvino_model.bin", "openvino_model.xml"),
+        "weights for another runtime",
+        "take the Hugging Face model that they were made from",
+    ),
+    (
+        ("optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state*.pth", "training_args.bin"),
+        "the state of a trainer without the model",
+        "copy model.safetensors and config.json of the same step next to it, or name the folder that has them",
+    ),
+    (
+        ("*.ckpt", "*.pt", "*.pth"),
+        "files of torch.save under other names",
+        "rename the one that holds the weights to pytorch_model.bin",
+    ),
+    (
+        ("*.safetensors",),
+        "safetensors files under other names",
+        "rename the one that holds the weights to model.safetensors",
+    ),
+    (("*.bin",), "files of torch.save under other names", "rename the one that holds the weights to pytorch_model.bin"),
+)
+"""Patterns of names, what such a folder is, and what to do; the first that fits counts."""
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+
+
+def folder_misfit(names: Iterable[str], shown: object) -> str | None:
+    """Say what a folder without weights that smtrain reads holds instead, and what to do; None if it is not known.
+
+    `names` are relative to it, `shown` is how its user named it.
+    """
+    held = list(names)
+    if ADAPTER in held:
+        return (
+            f"{shown} holds an adapter, not a model; merge it into its base with "
+            f"`smtrain convert BASE TARGET --to hf --merge-adapter {shown}`"
+        )
+    weights = re.compile(r"([^/]+)/(?:model|pytorch_model)[^/]*\.(?:safetensors|bin)")
+    inside = sorted(found[1] for name in held if (found := weights.fullmatch(name)) and f"{found[1]}/{CONFIG}" in held)
+    if inside:
+        return f"{shown} is not the model's folder itself; name {shown}/{inside[-1]}"
+    for patterns, what, remedy in _FORMS:
+        fits = [name for name in held if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if fits:
+            return f"{shown} holds {what} ({fits[0]}); {remedy}"
+    return None
+
+
+def missing_shards(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(files that are there, files that are not) of a model in numbered shards without an index."""
+    found: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        match = re.fullmatch(r"(model|pytorch_model)-(\d+)-of-(\d+)\.(safetensors|bin)", name)
+        if match:
+            found.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    if not found:
+        return [], []
+    (stem, total, ending), numbers = min(found.items(), key=lambda item: item[0])
+    named = {n: f"{stem}-{n:05d}-of-{total}.{ending}" for n in range(1, min(int(total), 10_000) + 1)}
+    return [named[n] for n in named if n in numbers], [named[n] for n in named if n not in numbers]
+
+
+_TOOLS = {
+    "awq": "AWQ", "gptq": "GPTQ", "bitsandbytes": "bitsandbytes", "compressed-tensors": "compressed-tensors",
+    "fp8": "fp8", "fbgemm_fp8": "fbgemm fp8", "mxfp4": "mxfp4", "torchao": "torchao", "quanto": "quanto",
+    "aqlm": "AQLM", "hqq": "HQQ", "eetq": "EETQ", "bitnet": "BitNet", "modelopt": "ModelOpt",
+}  # fmt: skip
+DEQUANTIZE = (
+    "give the bf16 or fp32 model that it was made from, or write one: transformers' "
+    "AutoModelForCausalLM.from_pretrained(FOLDER), model.dequantize() and save_pretrained(NEW)"
+)
+
+
+def quantization(config: Mapping[str, Any]) -> str | None:
+    """How a config.json says that its weights are quantized; None if it does not."""
+    told = config.get("quantization_config") or config.get("compression_config")
+    if not told:
+        return None
+    about = told if isinstance(told, Mapping) else {}
+    loads = any(str(key).startswith("load_in_") for key in about)  # as bitsandbytes' older files say it
+    method = about.get("quant_method") or ("bitsandbytes" if loads else "")
+    return _TOOLS.get(str(method), str(method)[:40] or "a method that it does not name")
