@@ -5,7 +5,6 @@ What is not plain LoRA is refused by its name: applying half of an adapter would
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,18 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from smtrain.checkpoint import dtypes, safetensors
+from smtrain.checkpoint import dtypes, safetensors, torchzip
 from smtrain.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.checkpoint.manifest import FORMAT as NATIVE
 from smtrain.checkpoint.manifest import NAME as NATIVE_MANIFEST
 from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.open import format_of, newest_checkpoint
-from smtrain.checkpoint.storage import Place, is_uri, place, read_text
+from smtrain.checkpoint.slabs import Slab
+from smtrain.checkpoint.storage import Place, is_uri, place, read_json
+from smtrain.checkpoint.stored_names import not_tensors, tensors_in, without_wrappers
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape
+from smtrain.model.hf_folder import folder_of
 from smtrain.model.lora import A, B
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_OLDER = "adapter_model.bin"
 BASE = "smtrain_base"
 """In the header of our adapter_model.safetensors: the digest of the weights that the adapter was trained on."""
 PREFIX = "base_model.model."
@@ -87,7 +90,7 @@ class Adapter:
 
 def is_adapter(path: Path | str) -> bool:
     """Whether a place holds an adapter: peft's folder, or the checkpoints of a run that trains one."""
-    where = place(path)
+    where = place(folder_of(str(path)))
     return CONFIG in where.files() or native_adapter(where) is not None
 
 
@@ -105,6 +108,7 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
 
     Raises `CheckpointError` where there is none, it is not plain LoRA, or it does not fit the model.
     """
+    path = folder_of(str(path))
     if not is_uri(path) and not Path(path).is_dir():
         raise CheckpointError(f"{path} is not a folder; give the one that holds {CONFIG}, or a run's checkpoints.")
     where = place(path)
@@ -126,7 +130,7 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
 
 def _of_peft(where: Place, shape: ModelShape) -> Adapter:
     told = _config(where)
-    slabs = safetensors.slabs(where, _weights_file(where))
+    slabs = _slabs(where)
     parts: dict[str, dict[str, Bits]] = {}
     for name, slab in slabs.items():
         if name.endswith(_COPY):
@@ -154,19 +158,18 @@ def _of_peft(where: Place, shape: ModelShape) -> Adapter:
         )
     if not factors:
         raise CheckpointError(f"{where}/{WEIGHTS} holds no factors; save the adapter again.")
-    base = safetensors.metadata(where, WEIGHTS).get(BASE)
+    base = safetensors.metadata(where, WEIGHTS).get(BASE) if WEIGHTS in where.files() else None
     return _fitting(Adapter(where, factors, base, where.stamp()), shape)
 
 
 def _config(where: Place) -> dict[str, Any]:
     """adapter_config.json with peft's defaults, once it is known to be plain LoRA."""
-    try:
-        said = json.loads(read_text(where, CONFIG))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}/{CONFIG} cannot be read ({error}); save the adapter again.") from None
-    if not isinstance(said, dict) or said.get("peft_type") != "LORA":
-        kind = said.get("peft_type") if isinstance(said, dict) else None
-        raise CheckpointError(f"{where}/{CONFIG} has peft_type {kind!r}; smtrain reads LORA only.")
+    said = read_json(where, CONFIG)
+    if said.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"{where}/{CONFIG} has peft_type {said.get('peft_type')!r}, and smtrain reads LORA only; merge it with "
+            "peft (model.merge_and_unload().save_pretrained(FOLDER)) and name the merged model."
+        )
     for key, what in _NOT_PLAIN.items():
         if said.get(key):
             raise CheckpointError(f"{where}/{CONFIG} has {what}, which smtrain cannot merge; merge it with peft.")
@@ -202,15 +205,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _weights_file(where: Place) -> str:
+def _slabs(where: Place) -> dict[str, Slab]:
+    """The factors by name, from safetensors or from torch.save's form, which older versions of peft wrote."""
     if WEIGHTS in where.files():
-        return WEIGHTS
-    old = "adapter_model.bin" if "adapter_model.bin" in where.files() else None
-    raise CheckpointError(
-        f"{where} has {old}, a pickle, and no {WEIGHTS}; save the adapter again with peft's save_pretrained."
-        if old
-        else f"{where} has {CONFIG} and no {WEIGHTS}; copy that too."
-    )
+        held = safetensors.slabs(where, WEIGHTS)
+    elif _OLDER in where.files():
+        loaded = torchzip.load(where, _OLDER)
+        tensors = tensors_in(loaded)
+        if tensors is None:
+            raise not_tensors(loaded, f"{where}/{_OLDER}")
+        held = tensors
+    else:
+        raise CheckpointError(f"{where} has {CONFIG} and no {WEIGHTS}; copy that too.")
+    return {without_wrappers(name): slab for name, slab in held.items()}
 
 
 def _split(where: Place, name: str) -> tuple[str, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from smtrain.checkpoint.conversion_plan import FORMAT, MANIFEST, VERSION
 from smtrain.checkpoint.staging import JOURNAL, refuse_unfinished
-from smtrain.checkpoint.storage import Place, read_text
+from smtrain.checkpoint.storage import Place, read_json
 from smtrain.errors import CheckpointError
 
 
@@ -23,12 +22,11 @@ def read_manifest(where: Place) -> dict[str, Any]:
         if JOURNAL in where.files():
             raise CheckpointError(f"{where} is left over from a conversion that was interrupted; run that again.")
         return {}
-    try:
-        manifest = json.loads(read_text(where, MANIFEST))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}/{MANIFEST} cannot be read ({error}); convert the model again.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{where}/{MANIFEST} is not the manifest of converted weights; convert the model again.")
+    manifest = read_json(where, MANIFEST, "; or delete it: without it the weights are not compared with checksums")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{where}/{MANIFEST} is not the manifest of converted weights; delete it, or convert the model again."
+        )
     if manifest.get("version") != VERSION:
         raise CheckpointError(
             f"{where}/{MANIFEST} has version {manifest.get('version')}, this smtrain reads {VERSION}; convert again."
@@ -40,7 +38,7 @@ def read_manifest(where: Place) -> dict[str, Any]:
     for file, about in files.items():
         if "crc32" in about and present.get(file) != about["size"]:  # the small files may be edited
             if file not in present:
-                raise CheckpointError(f"{where}/{file} is missing; fetch or convert the model again.")
+                raise CheckpointError(f"{where}/{file} is missing; copy this file into it, or convert the model again.")
             raise CheckpointError(
                 f"{where}/{file} has {present[file]} bytes instead of {about['size']}; convert the model again."
             )

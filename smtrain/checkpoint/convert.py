@@ -252,9 +252,7 @@ def convert(
         )
     carried.tell(say)
     if to == "hf" and not tokenizer_in(carried.files) and not {*OTHER_TOKENIZERS} & {*carried.files}:
-        say(
-            f"{target} has no tokenizer, as {config or source} has none; name the model's folder with --config (config=)"
-        )
+        say(f"{target} has no tokenizer, as {config or source} has none; name the model's folder with --config")
     return None if merged is None else merged.changed()
 
 

@@ -27,6 +27,7 @@ from smtrain.checkpoint.stored_names import (
     not_tensors,
     plain_names,
     quantized,
+    quantized_in,
     tensors_in,
     unknown,
     untied,
@@ -114,18 +115,22 @@ class HFSource(WeightSource):
 
     def _refuse_quantized(self, held: dict[str, Slab]) -> None:
         """Raises CheckpointError for quantized weights, and for a config.json that says so of plain ones."""
+        said = quantization(self._config)
+        named = f"config.json names {said}, and " if said else ""
         odd = next((name for name, slab in held.items() if slab.dtype.name.startswith("float8")), None)
         if odd is not None:
-            raise quantized(self._place, f"{odd} in {held[odd].dtype}")
-        if (method := quantization(self._config)) is None:
+            raise quantized(self._place, f"{named}{odd} is {held[odd].dtype}")
+        if (scale := quantized_in(held)) is not None:
+            raise quantized(self._place, f"{named}it has {scale}")
+        if said is None:
             return
         kinds = {str(slab.dtype) for slab in held.values() if slab.dtype in FLOATS}
         odd = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in held.items())
         names = [self._name_of(spec.name, held) for spec in self._shape.specs if spec.name != self._shape.head_name]
         if odd or None in names:
-            raise quantized(self._place, f"config.json names {method}")
+            raise quantized(self._place, f"config.json names {said}")
         raise CheckpointError(
-            f"{self._place}/config.json says that the weights are quantized ({method}), and they are plain "
+            f"{self._place}/config.json says that the weights are quantized ({said}), and they are plain "
             f"{' and '.join(sorted(kinds))}; take quantization_config out of config.json."
         )
 
@@ -195,7 +200,7 @@ class HFSource(WeightSource):
         weight_map = told.get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(
-                f"{path} is not an index of weights (it has no weight_map); copy this one file again, or delete it: "
+                f"{path} is not an index of weights (it has no weight_map); copy this file again, or delete it: "
                 "numbered shards are read without it."
             )
         for name, file in weight_map.items():

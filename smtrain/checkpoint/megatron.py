@@ -82,7 +82,9 @@ class MegatronSource(PieceSource):
         for t in range(min(self.tp, len(paths) + 1)):
             for p in range(min(self.pp, len(paths) + 1)):
                 if (t, p) not in paths:
-                    raise CheckpointError(f"{at} lacks the file of tp rank {t}, pp rank {p}; fetch it again.")
+                    raise CheckpointError(
+                        f"{at} lacks the file of tp rank {t}, pp rank {p}; copy that rank's file into it."
+                    )
         prefix = f"{folder}/" if folder else ""
         shards = {
             (t, p, v): tensors
@@ -117,7 +119,7 @@ def _chunks(where: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Sla
             if ignored(key):
                 continue
             if not isinstance(found, Slab):
-                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; fetch it again.")
+                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; copy this file again.")
             name = canonical(key)
             if name in tensors:
                 raise CheckpointError(f"{where}/{file} has {name[:200]} under the names of both specs; save it again.")

@@ -34,7 +34,9 @@ class NNMSource(PieceSource):
         for t in range(min(self.tp, len(paths) + 1)):
             for p in range(min(self.pp, len(paths) + 1)):
                 if (t, p) not in paths:
-                    raise CheckpointError(f"{where} lacks the file of tp rank {t}, pp rank {p}; fetch it again.")
+                    raise CheckpointError(
+                        f"{where} lacks the file of tp rank {t}, pp rank {p}; copy that rank's file into it."
+                    )
         shape = ModelShape.from_config(config)
         if faults := mesh_faults(shape, self.tp, 1):
             raise CheckpointError(f"{where}: {'; '.join(faults)}; check that config.json is this model's.")
@@ -94,12 +96,12 @@ def _chunks(
             else:
                 slab = referred(where, file, key, found) if isinstance(found, Reference) else found
             if not isinstance(slab, Slab):
-                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; fetch it again.")
+                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; copy this file again.")
             if crcs and slab.crc32 is not None and slab.crc32 not in crcs:
                 raise CheckpointError(f"{where}/{file}: {key} is not what the manifest lists; convert the model again.")
             name = canonical(key)
             if name in tensors and name != HEAD:  # the head may stand there under both of its names
-                raise CheckpointError(f"{where}/{file} has {name[:200]} twice; fetch it again.")
+                raise CheckpointError(f"{where}/{file} has {name[:200]} twice; copy this file again.")
             tensors.setdefault(name, slab)
         out.append(tensors)
     return out

@@ -68,7 +68,7 @@ def masters(where: Place, file: str, state: Mapping[str, Any]) -> dict[str, Mast
         rows, rest = sum(part.shape[0] for part in parts if part.shape), parts[0].shape[1:]
         if not shape or {p.shape for p in parts} != {parts[0].shape} or rest != shape[1:] or not shape[0] <= rows:
             raise CheckpointError(
-                f"{where}/{paths[0]}: parts of master weight {number} do not make up {key[:200]}; fetch it again."
+                f"{where}/{paths[0]}: parts of master weight {number} do not make up {key[:200]}; copy this file again."
             )
         out[key] = Master(Slab(where, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts)
     if any(len(found["sharded_master_weights"]) != len(names) for found in held):
@@ -94,7 +94,9 @@ def _part(where: Place, file: str, key: str, found: dict[str, Any], number: int)
     held = found["sharded_master_weights"].get(number)
     slab = referred(where, file, key, held) if isinstance(held, Reference) else held
     if not isinstance(slab, Slab) or not slab.shape:
-        raise CheckpointError(f"{where}/{file} has no master weight {number}, which is {key[:200]}; fetch it again.")
+        raise CheckpointError(
+            f"{where}/{file} has no master weight {number}, which is {key[:200]}; copy this file again."
+        )
     return slab
 
 

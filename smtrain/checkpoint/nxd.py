@@ -22,6 +22,7 @@ from smtrain.checkpoint.nxd_names import Qkv, Stored, shard_files, stored
 from smtrain.checkpoint.slabs import Slab, Tally
 from smtrain.checkpoint.sources import Read, WeightSource
 from smtrain.checkpoint.storage import Bounds, Place, place
+from smtrain.checkpoint.stored_names import NESTS, not_tensors, without_wrappers
 from smtrain.checkpoint.unpickle import Reference
 from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, ModelShape
@@ -53,7 +54,9 @@ class NxDSource(WeightSource):
         for t in range(min(self.tp, len(paths) + 1)):
             for p in range(min(self.pp, len(paths) + 1)):
                 if (t, p) not in paths:
-                    raise CheckpointError(f"{folder} lacks the shard of tp rank {t}, pp rank {p}; fetch it again.")
+                    raise CheckpointError(
+                        f"{folder} lacks the shard of tp rank {t}, pp rank {p}; copy that rank's file into it."
+                    )
         if manifest and manifest.get("topology") != {"tp": self.tp, "pp": self.pp}:
             raise CheckpointError(
                 f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise; convert again."
@@ -228,12 +231,13 @@ class NxDSource(WeightSource):
 def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
     """What one rank's file holds."""
     shard = torchzip.load(where, file)
-    if isinstance(shard, dict) and isinstance(shard.get("model"), dict):
-        shard = shard["model"]  # as the public GPT-NeoX examples wrap it
+    if isinstance(shard, dict):  # the public GPT-NeoX examples wrap it
+        shard = next((shard[key] for key in NESTS if isinstance(shard.get(key), dict)), shard)
+        shard = {without_wrappers(name) if isinstance(name, str) else name: held for name, held in shard.items()}
     if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
         shard = {name: referred(where, file, name, found) for name, found in shard.items()}
     if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
-        raise CheckpointError(f"{where}/{file} holds something other than named tensors; it is not a model shard.")
+        raise not_tensors(shard, f"{where}/{file}")
     crcs = checksums(manifest, file)
     for name, slab in shard.items():
         if name in crcs and slab.crc32 not in (None, crcs[name]):
@@ -248,7 +252,9 @@ def referred(where: Place, file: str, name: str, found: Any) -> Any:
     tid = getattr(found, "tid", None)
     folder = f"{file}.tensors"
     if type(tid) is not int or tid < 0:
-        raise CheckpointError(f"{where}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; fetch it again.")
+        raise CheckpointError(
+            f"{where}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again."
+        )
     if not any(held.startswith(f"{folder}/") for held in where.files()):
         raise CheckpointError(
             f"{where}/{folder} is empty: the checkpoint has no weights but those in the optimizer's files "
@@ -256,5 +262,5 @@ def referred(where: Place, file: str, name: str, found: Any) -> Any:
         )
     tensor = torchzip.load(where, f"{folder}/tensor_{tid}.pt")
     if not isinstance(tensor, Slab):
-        raise CheckpointError(f"{where}/{folder}/tensor_{tid}.pt holds no tensor; fetch it again.")
+        raise CheckpointError(f"{where}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.")
     return tensor

@@ -14,7 +14,7 @@ from smtrain.checkpoint.native import NativeSource
 from smtrain.checkpoint.nxd import NxDSource
 from smtrain.checkpoint.nxd_names import shard_files
 from smtrain.checkpoint.sources import WeightSource
-from smtrain.checkpoint.storage import Place, is_uri, place, read_text
+from smtrain.checkpoint.storage import Place, is_uri, place, read_text, strange
 from smtrain.contract.lineage import Lines
 from smtrain.errors import CheckpointError
 from smtrain.model.hf_folder import folder_of
@@ -120,6 +120,8 @@ def format_of(where: Place) -> str | None:
     """The format that a manifest.json of ours names; None where there is none."""
     if native_manifest.NAME not in where.files():
         return None
+    if found := strange(where, native_manifest.NAME):
+        raise found
     try:
         content = json.loads(read_text(where, native_manifest.NAME))
     except (CheckpointError, ValueError, RecursionError):

@@ -168,7 +168,7 @@ def _tiled(where: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, 
     wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []
     covered = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(columns)
     if not covered or (len(shape) > 1 and not _covers(wide, shape[1])):
-        raise CheckpointError(f"{where}: parts of {key} are missing; fetch the checkpoint again.")
+        raise CheckpointError(f"{where}: parts of {key} are missing; copy the .distcp files that were left behind.")
     return [columns[spans][rows] for spans in sorted(columns) for rows in sorted(columns[spans])]
 
 

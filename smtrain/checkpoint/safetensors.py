@@ -33,12 +33,12 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
 
     def broken(reason: str) -> CheckpointError:
         return strange(where, file) or CheckpointError(
-            f"{where}/{file} is not a complete safetensors file ({reason}); copy this one file again."
+            f"{where}/{file} is not a complete safetensors file ({reason}); copy this file again."
         )
 
     total = where.files().get(file)
     if total is None:
-        raise CheckpointError(f"{where}/{file} is missing; copy this one file into it.")
+        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.")
     if total < 8:
         raise broken(f"it has {total} bytes")
     length = int.from_bytes(where.read(file, 0, 8), "little")

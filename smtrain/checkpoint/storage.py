@@ -110,10 +110,12 @@ class LocalPlace:
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{self._root / file} cannot be read ({first_line(error)}); fetch it again."
+                f"{self._root / file} cannot be read ({first_line(error)}); copy this file again."
             ) from None
         if len(view) != stop - start:
-            raise CheckpointError(f"{self._root / file} is cut short: it ends before byte {stop}; fetch it again.")
+            raise CheckpointError(
+                f"{self._root / file} is cut short: it ends before byte {stop}; copy this file again."
+            )
         return view
 
     def _map(self, file: str) -> mmap.mmap:
@@ -167,7 +169,7 @@ class RemotePlace:
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self.files().get(file, -1):
-            raise CheckpointError(f"{self._uri}/{file} is cut short: it ends before byte {stop}; fetch it again.")
+            raise CheckpointError(f"{self._uri}/{file} is cut short: it ends before byte {stop}; copy this file again.")
         try:
             data = self._fs.cat_file(f"{self._prefix}/{file}", start=start, end=stop) if stop > start else b""
         except Exception as error:  # each client has kinds of its own
@@ -202,11 +204,11 @@ def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:
     if size is None:
         raise CheckpointError(f"{where} has no {file}.")
     if size > limit:
-        raise CheckpointError(f"{where}/{file} has {size} bytes, too many for what it should be; fetch it again.")
+        raise CheckpointError(f"{where}/{file} has {size} bytes, too many for what it should be; copy this file again.")
     try:
         return bytes(where.read(file, 0, size)).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where}/{file} is not text ({first_line(error)}); fetch it again.") from None
+        raise CheckpointError(f"{where}/{file} is not text ({first_line(error)}); copy this file again.") from None
 
 
 def strange(where: Place, file: str) -> CheckpointError | None:
@@ -229,10 +231,10 @@ def read_json(where: Place, file: str, else_: str = "") -> dict[str, Any]:
         told = json.loads(read_text(where, file))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{where}/{file} is not JSON ({first_line(error)}); mend it there, or copy this one file again{else_}."
+            f"{where}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}."
         ) from None
     if not isinstance(told, dict):
-        raise CheckpointError(f"{where}/{file} is not a JSON object; copy this one file again{else_}.")
+        raise CheckpointError(f"{where}/{file} is not a JSON object; copy this file again{else_}.")
     return told
 
 

@@ -15,7 +15,8 @@ from smtrain.errors import CheckpointError
 from smtrain.model.families import FAMILIES, LAYER, ModelShape
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_flat_param"}
-_NESTS = ("state_dict", "model", "module", "model_state_dict")
+NESTS = ("state_dict", "model", "module", "model_state_dict")
+"""Keys under which trainers put the whole state dict."""
 _QUANTIZED = re.compile(
     r"weight_scale|\.(?:qweight|qzeros|scales|g_idx|weight_packed|weight_shape|weight_zero_point|input_scale|SCB|absmax"
     r"|input_global_scale|weight_global_scale|activation_scale)$|_blocks$|_scales$|quant_state|absmax|quant_map"
@@ -43,7 +44,7 @@ def plain_names(names: Iterable[str], shape: ModelShape, where: object) -> dict[
     head = f"{family.head}.weight"
     anchors = [name for name in known if name.startswith(f"{own}{family.layers}.0.")] or [shape.embed_name]
     before, bare = "", False
-    if not known & {*cleaned.values()}:
+    if not (known - {head}) & {*cleaned.values()}:
         found = next(
             (
                 (name[: -len(anchor)], short)
@@ -76,7 +77,7 @@ def tensors_in(held: Any) -> dict[str, Slab] | None:
     if held and all(isinstance(value, Slab) for value in held.values()):
         return {str(name): slab for name, slab in held.items()}
     nests = [key for key, value in held.items() if _is_state(value)]
-    usual = [key for key in _NESTS if key in nests]
+    usual = [key for key in NESTS if key in nests]
     chosen = nests if len(nests) == 1 else usual
     return {str(name): slab for name, slab in held[chosen[0]].items()} if len(chosen) == 1 else None
 
@@ -105,11 +106,14 @@ def not_tensors(held: Any, shown: str) -> CheckpointError:
     )
 
 
+def quantized_in(names: Iterable[str]) -> str | None:
+    """A tensor by whose name the weights are quantized: their scales, zero points or packed numbers."""
+    return next((name for name in names if _QUANTIZED.search(name)), None)
+
+
 def missing(name: str, held: Mapping[str, Slab], shape: ModelShape, where: object) -> CheckpointError:
     """The error for a parameter that no file has: a layer too many in config.json, a head, or files left behind."""
     family = FAMILIES[shape.family]
-    if any(_QUANTIZED.search(stored) for stored in held):
-        return quantized(where, next(stored for stored in held if _QUANTIZED.search(stored)))
     if any("lora_" in stored for stored in held):
         return unmerged(where)
     if any(".experts." in stored for stored in held):
@@ -149,8 +153,6 @@ def missing(name: str, held: Mapping[str, Slab], shape: ModelShape, where: objec
 def unknown(name: str, held: Mapping[str, Slab], shape: ModelShape, where: object) -> CheckpointError:
     """The error for a tensor that is no parameter of the model which config.json describes."""
     family, shown = FAMILIES[shape.family], name[:200]
-    if _QUANTIZED.search(name):
-        return quantized(where, name)
     if "lora_" in name:
         return unmerged(where)
     if ".experts." in name:

@@ -140,13 +140,15 @@ def _tensors(where: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]
         raise
     except Exception as error:  # a damaged pickle leads to whatever it likes
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        raise CheckpointError(f"{where}/{METADATA} is not what torch writes ({reason}); fetch it again.") from None
+        raise CheckpointError(
+            f"{where}/{METADATA} is not what torch writes ({reason}); copy this file again."
+        ) from None
 
 
 def _read(where: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
     size = where.files().get(METADATA)
     if size is None or size > _LIMIT:
-        raise CheckpointError(f"{where} has no {METADATA}; fetch the checkpoint again.")
+        raise CheckpointError(f"{where} has no {METADATA}; copy this file into it.")
 
     def stored(key: str, dtype: DType, numel: int) -> Slab:
         raise ValueError("it holds tensors itself")
@@ -193,7 +195,7 @@ def _slab(where: Place, key: str, info: dict[str, Any]) -> Slab:
     if info.get("transform_descriptors"):
         raise ValueError(f"{key} is stored transformed ({str(info['transform_descriptors'])[:100]}), which is not read")
     if offset + length > where.files().get(file, -1):
-        raise CheckpointError(f"{where}/{file} is missing or cut short; fetch it again.")
+        raise CheckpointError(f"{where}/{file} is missing or cut short; copy this file again.")
     slab = torchzip.load(_Part(where, file, offset, length), f"{file}@{offset}")
     if not isinstance(slab, Slab):
         raise ValueError(f"{key} is not a tensor in {file}")
@@ -217,7 +219,9 @@ class _Part:
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self._length:
-            raise CheckpointError(f"{self._where}/{file} is cut short: it ends before byte {stop}; fetch it again.")
+            raise CheckpointError(
+                f"{self._where}/{file} is cut short: it ends before byte {stop}; copy this file again."
+            )
         return self._where.read(self._file, self._offset + start, self._offset + stop)
 
     def below(self, folder: str) -> Place:

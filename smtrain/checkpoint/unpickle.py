@@ -239,6 +239,14 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> S
     return Slab(whole.place, whole.file, at, whole.dtype, shape, strides, whole.crc32 if numel == held else None)
 
 
+def _tensor_of_type(storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any,
+                    *_rest: Any) -> Slab:  # fmt: skip
+    """torch._utils._rebuild_tensor_v3: of a type, as the 8-bit floats, that no storage class is named after."""
+    whole, kind = _a(Slab, storage), _a(DType, dtype)
+    held = Slab(whole.place, whole.file, whole.offset, kind, (whole.size // kind.itemsize,), (1,), whole.crc32)
+    return _tensor(held, offset, size, stride)
+
+
 def _first(data: Any, *_rest: Any) -> Any:
     """torch._utils._rebuild_parameter, and torch.Size."""
     return data
@@ -263,9 +271,10 @@ def _keys(keys: list[Any]) -> list[Any]:
     return keys
 
 
-_CALLED = (_tensor, _first, _with_attributes, _ordered)
+_CALLED = (_tensor, _tensor_of_type, _first, _with_attributes, _ordered)
 _NAMES: dict[str, Any] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_type,
     "torch._utils._rebuild_parameter": _first,
     "torch._tensor._rebuild_from_type_v2": _with_attributes,
     "torch.nn.parameter.Parameter": None,  # only named, as the type of a tensor

@@ -15,6 +15,7 @@ from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
 from smtrain.cli.data_report import report
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
+from smtrain.model.hf_folder import folder_of
 from smtrain.text import room, say
 
 app = options.app()
@@ -96,6 +97,7 @@ def prepare(
     for given in inputs:
         named("INPUT", given)
     named("--model", model)
+    model = folder_of(model)
     common: dict[str, Any] = {
         "seq_len": seq_len, "format": form, "workers": workers, "encoding": encoding, "max_bad": max_bad,
         "overwrite": overwrite, "holdout": holdout(validation_fraction, validation_path, validation_split),
@@ -172,7 +174,7 @@ def split(
     named("PREFIX", output)
     from smtrain.data import exchange, indexes
 
-    found = exchange.prefixes(Path(dataset))
+    found = exchange.prefixes(Path(folder_of(dataset)))
     if len(found) != 1:
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
     for made in indexes.split(found[0], Path(output), shares, overwrite=overwrite):
@@ -194,7 +196,7 @@ def inspect(
     named("DATASET", dataset)
     from smtrain.data import summary
 
-    about = summary.inspect(Path(dataset), Path(model) if model else None)
+    about = summary.inspect(Path(folder_of(dataset)), Path(folder_of(model)) if model else None)
     if png:
         summary.save_picture(about, Path(png), dataset)
     if as_json:
@@ -238,6 +240,7 @@ def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     options.folder_of("OUT", output)
     from smtrain.data import exchange
 
+    dataset = folder_of(dataset)
     say(f"{output}: {exchange.export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
     if note := exchange.held_out_note(Path(dataset)):
         say(note)
@@ -255,6 +258,7 @@ def import_(
     typed(FLAGS)
     named("SOURCE", source)
     named("--model", model)
+    model = folder_of(model)
     options.folder_of("OUT", output)
     from smtrain.data import exchange
     from smtrain.data.unread import unread_sentence

@@ -11,6 +11,7 @@ from smtrain.cli import options
 from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
+from smtrain.model.hf_folder import folder_of
 from smtrain.text import say
 
 
@@ -49,8 +50,9 @@ def report(
         refuse_others(Path(out))
     if Path(out).is_dir() or not Path(out).parent.is_dir():
         raise ConfigError([f"--out {out}: its folder is not there; name a file in a folder that is"])
+    folder = Path(folder_of(model)) if model else None
     made = reports.report(
-        inputs, Path(model) if model else None, against or (), text_column=text_column, format=cast(Any, form),
+        inputs, folder, against or (), text_column=text_column, format=cast(Any, form),
         most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=asked,
     )  # fmt: skip
     Path(out).write_text(page(made), "utf-8")

@@ -148,7 +148,7 @@ def not_loaded(folder: Path, error: BaseException) -> str:
         try:
             json.loads(file.read_text("utf-8") if file.is_file() else "{}")
         except (OSError, ValueError) as broken:
-            return f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this one file again."
+            return f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this file again."
     return (
         f"{folder} is not a model that transformers loads ({first_line(error)}); mend what it names, or write the "
         f"folder again with `smtrain convert {folder} NEW --to hf`."

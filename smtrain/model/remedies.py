@@ -18,7 +18,7 @@ _PAGES = (b"<!doctype html", b"<html", b"<head", b"<body")
 _ANSWERS = (b"entry not found", b"repository not found", b"invalid username or password", b"access to model", b"<?xml")
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 _JSON = (".json", ".index.json")
-_AGAIN = "copy this one file again from where the model came from"
+_AGAIN = "copy this file again from where the model came from"
 
 
 def misfit(name: str, head: bytes, size: int) -> str | None:
@@ -32,7 +32,7 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
     if head.startswith(_LFS):
         told = re.search(rb"size (\d+)", head)
         of = f" of a file of {int(told[1]):,} bytes" if told else ""
-        return f"is a Git LFS pointer{of}, not the file; run `git lfs pull` in its folder, or copy this one file"
+        return f"is a Git LFS pointer{of}, not the file; run `git lfs pull` in its folder, or copy this file"
     if start.startswith(_PAGES):
         return f"is a web page (HTML), not the file: the download was answered with a page; {_AGAIN}"
     if start.startswith(_ANSWERS) or (name.endswith((".safetensors", ".bin")) and start.startswith(b'{"error"')):

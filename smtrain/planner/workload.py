@@ -46,7 +46,7 @@ def shape_of(config: JobConfig) -> ModelShape:
             return ModelShape.from_config(json.loads(file.read_text("utf-8")))
         except (OSError, ValueError) as error:
             raise ConfigError(
-                [f"model.path: {file} cannot be read ({first_line(error)}); copy the model's again"]
+                [f"model.path: {file} cannot be read ({first_line(error)}); mend it there, or copy this file again"]
             ) from None
     if config.model.path.startswith("demo://"):
         from smtrain.demo import inputs as demo

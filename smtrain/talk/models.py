@@ -129,7 +129,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         told = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
-        why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this one file again"
+        why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this file again"
         raise CheckpointError(why) from None
     if not isinstance(told, dict):
         raise CheckpointError(f"{file} is not a JSON object; copy it again")

@@ -46,8 +46,10 @@ def test_companions_go_along_and_the_config_names_the_type(tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(config))
     write_hf(HFSource(folder), tmp_path / "out", folder)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        ["LICENSE.txt", "config.json", "generation_config.json", "manifest.json", "model.safetensors", "notes.md"]
-        + ["tokenizer.json"]
+        [
+            *("LICENSE.txt", "config.json", "generation_config.json", "manifest.json", "model.safetensors", "notes.md"),
+            "tokenizer.json",
+        ]
     )
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
         **config, "dtype": "bfloat16", "head_dim": 4, "rope_theta": 10000.0, "rope_scaling": None,
