@@ -57,12 +57,12 @@ LLAMA: dict[str, Any] = {
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A Hugging Face folder with nothing in its weights: enough for everything that only plans."""
+    """A Hugging Face folder with no tensor in its weights: enough for everything that only plans."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     return folder
 
 

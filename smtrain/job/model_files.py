@@ -13,7 +13,7 @@ _PARTS = (
     "config.json", "*_config.json", "params.json", "manifest.json", "smtrain.json", "source.json",
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "*.model", "*.tiktoken", "*.bpe", "*.vocab", "encoder.json", "tekken.json",
-    "chat_template*.json", "*.jinja",
+    "chat_template*.json", "*.jinja", "*.py",
     "readme*", "license", "license.*", "license-*", "notice", "notice.*", "use_policy*", "copying",
 )  # fmt: skip
 

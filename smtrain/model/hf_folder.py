@@ -78,8 +78,7 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
     The folder's own weights, config.json and manifest.json are in neither list: every writer makes these itself.
     `replaced` has further names that are written anew, with the reason to give.
     """
-    top = weights_in(name for name in sizes if "/" not in name)
-    form = None if top is None else "pytorch_model" if top.startswith("pytorch_model") else "model"
+    own = _own_weights(sizes)
     parents = {str(PurePosixPath(name).parent) for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}
     kept, left_out = [], {}
     for name in sorted(sizes):
@@ -88,9 +87,10 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
         holder = next((folder for folder in folders if folder in parents), None)
         dotted = next((i for i, part in enumerate(path.parts) if part.startswith(".") or part == "__pycache__"), None)
         whole = "/".join(path.parts[: (dotted or 0) + 1]) + ("" if dotted == len(path.parts) - 1 else "/")
-        if holder is not None and form is None:  # ranks' folders: these are the weights
+        weights = holder is not None or (_is_like(name, _WEIGHTS) and not _is_like(name, _STATE))
+        if weights and not own:  # files of ranks: these are the weights
             continue
-        if len(path.parts) == 1 and (name in _RECORDS or _is_own(name, form) or (form is None and name in _OF_A_STEP)):
+        if len(path.parts) == 1 and (name in _RECORDS or name in own or (not own and name in _OF_A_STEP)):
             continue
         if dotted is not None:
             left_out[whole] = "a cache" if whole.endswith("__pycache__/") else "hidden"
@@ -105,11 +105,16 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
     return Companions(tuple(kept), left_out)
 
 
-def _is_own(name: str, form: str | None) -> bool:
-    """Whether a file is of the weights that are read from a folder; `form` is how their names begin."""
-    single, index = WEIGHTS[1] if form == "pytorch_model" else WEIGHTS[0]
-    shard = _SHARD.fullmatch(name)
-    return form is not None and (name in (single, index) or (shard is not None and shard[1] == form))
+def _own_weights(names: Iterable[str]) -> set[str]:
+    """The files of weights that are read from a folder: one and its index, or numbered shards of one form."""
+    held = {name for name in names if "/" not in name}
+    top = weights_in(held)
+    shards = {name: (found[1], Path(name).suffix) for name in held if (found := _SHARD.fullmatch(name))}
+    if top is not None and not top.endswith(".index.json"):
+        return {top, f"{top}.index.json"} & held
+    forms = [(Path(single).stem, Path(single).suffix) for single, _ in WEIGHTS]
+    form = next((f for f in forms if f in shards.values() and (top is None or top.startswith(f"{f[0]}."))), None)
+    return {name for name, found in shards.items() if found == form} | ({top} if top else set())
 
 
 def _unwanted(name: str, size: int) -> str | None:

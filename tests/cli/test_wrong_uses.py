@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, local_home: Path) -> Iterat
     (root / "model").mkdir()
     (root / "model/config.json").write_text(json.dumps(LLAMA))
     (root / "model/tokenizer.json").write_text("{}")
-    (root / "model/model.safetensors").write_bytes(b"")
+    (root / "model/model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     (root / "text").mkdir()
     (root / "text/a.jsonl").write_text('{"text": "hello world"}\n')
     save_tokenizer(["hello world, this is text"] * 20, root / "tokenizer", vocabulary=300, end="<end>")

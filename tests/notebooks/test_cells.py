@@ -70,7 +70,7 @@ def test_a_job_that_was_followed_in_a_cell_is_shown_once(kernel: Any) -> None:
 def test_interrupting_the_kernel_in_a_run_ends_in_a_sentence(kernel: Any, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(LLAMA))
-    (tmp_path / "model/model.safetensors").write_bytes(b"")
+    (tmp_path / "model/model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     save_tokenizer(["hello world, this is text"] * 20, tmp_path / "model", vocabulary=300, end="<end>")
     (tmp_path / "text.jsonl").write_text('{"text": "hello world, this is text"}\n' * 200_000)
     name = f"in-a-kernel-{time.time_ns()}"
