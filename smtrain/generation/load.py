@@ -149,6 +149,11 @@ def not_loaded(folder: Path, error: BaseException) -> str:
             json.loads(file.read_text("utf-8") if file.is_file() else "{}")
         except (OSError, ValueError) as broken:
             return f"{file} is not JSON ({first_line(broken)}); mend it there, or copy this file again."
+    if not (folder / "config.json").is_file():
+        return (
+            f"{folder} is not a model that transformers loads (it has no config.json); copy the model's into it, or "
+            "name the folder that export or `smtrain convert --to hf` wrote."
+        )
     return (
         f"{folder} is not a model that transformers loads ({first_line(error)}); mend what it names, or write the "
         f"folder again with `smtrain convert {folder} NEW --to hf`."
