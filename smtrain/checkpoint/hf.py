@@ -125,9 +125,9 @@ class HFSource(WeightSource):
         if said is None:
             return
         kinds = {str(slab.dtype) for slab in held.values() if slab.dtype in FLOATS}
-        odd = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in held.items())
+        packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in held.items())
         names = [self._name_of(spec.name, held) for spec in self._shape.specs if spec.name != self._shape.head_name]
-        if odd or None in names:
+        if packed or None in names:
             raise quantized(self._place, f"config.json names {said}")
         raise CheckpointError(
             f"{self._place}/config.json says that the weights are quantized ({said}), and they are plain "

@@ -101,10 +101,10 @@ def _no_family(config: Mapping[str, Any]) -> str:
             f"{', '.join(FAMILIES)}"
         )
     named = config.get("architectures")
-    first = str(named[0]).lower() if isinstance(named, list) and named else ""
-    own = next((f for f in FAMILIES if first.startswith(f.replace("_", "") + "for")), None)
+    first = str(named[0]) if isinstance(named, list) and named else ""
+    own = next((f for f in FAMILIES if first.lower().startswith(f.replace("_", "") + "for")), None)
     if own:
-        return f"config.json has no model_type: add model_type: {own}, by its architectures ({named[0]})"
+        return f"config.json has no model_type: add model_type: {own}, by its architectures ({first})"
     if "_class_name" in config or "_diffusers_version" in config:
         return "config.json is of a model of diffusers, which makes pictures: give the folder of a language model"
     return (
