@@ -59,6 +59,10 @@ def is_hf_folder(where: Place) -> bool:
 def read_config(where: Place | Path | str) -> dict[str, Any]:
     """The contents of `config.json`; raises CheckpointError where there is none."""
     where = place(where)
+    root = where.path()
+    if root is not None and not root.is_dir():
+        why = "is a file" if root.exists() else "does not exist"
+        raise CheckpointError(f"{root} {why}; name the model's folder, or the config.json in it.")
     if CONFIG not in where.files():
         raise CheckpointError(
             f"{where} has no config.json; copy the model's into it, or name its folder with --config (config=)."

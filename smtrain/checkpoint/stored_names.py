@@ -198,6 +198,8 @@ def wrong_shape(name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShap
             f"{text}: set vocab_size: {slab.shape[0]} in config.json if the model's vocabulary was changed, else take "
             "weights and config.json from the same model."
         )
+    if ".mlp." in name and name.endswith(("gate_proj.weight", "up_proj.weight")) and slab.shape[1:] == wanted[1:]:
+        return CheckpointError(f"{text}: set intermediate_size: {slab.shape[0]} in config.json.")
     return CheckpointError(f"{text}; take weights and config.json from the same model.")
 
 

@@ -16,6 +16,7 @@ from smtrain.contract.uris import split_uri
 from smtrain.facts.filesystems import is_mounted
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
+from smtrain.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
 
@@ -27,16 +28,24 @@ def model(context: Context) -> Iterator[Finding]:
         return
     described = described_in(context, uri)
     if described is None:
-        yield Finding("model", "fault", f"{uri} holds no config.json", "give the prefix of a Hugging Face model folder")
+        fault, _, remedy = (folder_misfit(names_in(context, uri), uri) or "").partition("; ")
+        yield Finding(
+            "model", "fault", fault or f"{uri} holds no config.json",
+            remedy or "give the prefix of a Hugging Face model folder",
+        )  # fmt: skip
         return
     faults = [text for _, text in shape_faults(context.config, described)]
     names = names_in(context, uri)
     here = context.config.model.init == "weights" and context.config.model.weights is None
-    if here and weights_in(names) is None and not checkpoint_in(names):
+    numbered = missing_shards(names)[0]
+    if here and weights_in(names) is None and not numbered and not checkpoint_in(names):
         faults.append(
-            f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
+            folder_misfit(names, uri)
+            or f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
             "model.init: scratch"
         )
+    if here and (method := quantization(described)):
+        faults.append(f"{uri}: config.json says that the weights are quantized ({method}); {DEQUANTIZE}")
     if "prepare" in context.stages and not tokenizer_in(names):
         faults.append(
             f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), which preparing "

@@ -15,7 +15,7 @@ from smtrain.generation.room import WEIGHTS, Need, described_in, need_of, weight
 from smtrain.home import home
 from smtrain.model.hf_folder import folder_of, tokenizer_in
 from smtrain.model.hf_folder import weights_in as first_of_weights
-from smtrain.model.remedies import file_kind, file_misfit, folder_misfit, missing_shards
+from smtrain.model.remedies import HEAD, file_kind, file_misfit, folder_misfit, misfit, missing_shards
 from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
@@ -186,13 +186,16 @@ def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
     sizes = {item["Key"][len(key) :]: item["Size"] for item in target.listing(prefix)}
     kind = next((file for file in ("config.json", ADAPTER) if file in sizes), None)
     if kind is None:
+        if found := folder_misfit(sizes, uri):
+            raise CheckpointError(found)
         what = "is empty" if not sizes else f"holds neither config.json nor {ADAPTER}"
         raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
     body = target.read(prefix + kind)
     try:
         described = json.loads(body)
     except ValueError:
-        raise CheckpointError(f"{uri}: {kind} cannot be read as JSON; copy it again") from None
+        why = misfit(kind, body[:HEAD], len(body)) or "cannot be read as JSON; mend it there, or copy this file again"
+        raise CheckpointError(f"{uri}: {kind} {why}") from None
     weights = next(
         (sum(some) for ending in WEIGHTS if (some := [size for file, size in sizes.items() if file.endswith(ending)])),
         0,

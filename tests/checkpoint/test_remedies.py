@@ -205,6 +205,9 @@ FAULTS: dict[str, tuple[Change, str]] = {
         "has no weights of layer 1",
     ),
     "another vocabulary": (with_config({"vocab_size": 38}), r"set vocab_size: 40 in config\.json"),
+    "another width of the MLP": (with_config({"intermediate_size": 32}), r"set intermediate_size: 24 in config\.json"),
+    "another width": (with_config({"hidden_size": 32}), "take weights and config.json from the same model"),
+    "other heads": (with_config({"num_key_value_heads": 4}), "take weights and config.json from the same model"),
     "tied and is not": (with_config({"tie_word_embeddings": True}), r"set tie_word_embeddings: false in config\.json"),
     "not tied and is, tied": (with_config({"tie_word_embeddings": False}), r"set tie_word_embeddings: true"),
     "biases of attention": (biases("q_proj", "k_proj", "v_proj", "o_proj"), "set attention_bias: true there"),
@@ -350,7 +353,8 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
                 torch.save(whole, folder / name)
     elif re.search(
         r"(?:give|take) the (?:bf16|Hugging Face|folder of one|model that it was exported)|give the folder of|"
-        r"save the model (?:without|with one|from PyTorch)|save it with peft|take the Hugging Face form",
+        r"take weights and config\.json from the same model|save the model (?:without|with one|from PyTorch)|"
+        r"save it with peft|take the Hugging Face form",
         sentence,
     ):
         return source
