@@ -17,6 +17,7 @@ from smtrain.contract.container import Container
 from smtrain.errors import SmtrainError
 from smtrain.model import modelscope
 from smtrain.model.hf_folder import SOURCE, wanted, weights_in
+from smtrain.model.remedies import folder_misfit, missing_shards
 from smtrain.train.entry import main
 
 
@@ -69,9 +70,11 @@ def from_modelscope(
 
 
 def _chosen(config: JobConfig, files: Collection[str]) -> list[str]:
-    if config.model.init == "weights" and config.model.weights is None and weights_in(files) is None:
+    needed = config.model.init == "weights" and config.model.weights is None
+    if needed and weights_in(files) is None and not missing_shards(files)[0]:
         raise SmtrainError(
-            f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a revision or a "
+            folder_misfit(files, config.model.path)
+            or f"{config.model.path} has neither model.safetensors nor pytorch_model.bin; choose a revision or a "
             "model that has one"
         )
     return wanted(files, config.model.weights is None)

@@ -88,13 +88,14 @@ class HFSource(WeightSource):
         stored = self._held()
         plain = plain_names(stored, self._shape, self._place)
         held = {plain[name]: slab for name, slab in stored.items()}
-        self.renamed = any(name != own for name, own in plain.items()) or self._nested
+        self.renamed = any(name != own for name, own in plain.items()) or self._unusual
         """Whether loaders that go by the names in the files would not find the weights."""
         self._refuse_quantized(held)
         self._slabs: dict[str, Slab] = {}
         head = f"{FAMILIES[self._shape.family].head}.weight"
         if self._shape.tied and head in held and not self._name_of(self._shape.embed_name, held):
             held[self._shape.embed_name] = held.pop(head)  # tied weights may be saved under either name
+            self.renamed = True
         every = dict(held)
         for spec in self._shape.specs:
             name = self._name_of(spec.name, held)
@@ -190,11 +191,12 @@ class HFSource(WeightSource):
     def _held(self) -> dict[str, Slab]:
         """Stored name -> where it lies, of everything in the folder."""
         files = self._place.files()
-        self._nested = False
+        self._unusual = False
         first = weights_in(files)
         if first is None:
             there, absent = missing_shards(files)
             if there and not absent:  # the files say themselves what they hold
+                self._unusual = True
                 return self._all_of({name: file for file in there for name in self._file(file)}, "")
             raise no_weights(self._place)
         if not first.endswith(".index.json"):
@@ -237,7 +239,7 @@ class HFSource(WeightSource):
             tensors = tensors_in(held)
             if tensors is None:
                 raise not_tensors(held, f"{self._place}/{file}")
-            self._nested = self._nested or not all(isinstance(value, Slab) for value in held.values())
+            self._unusual = self._unusual or not all(isinstance(value, Slab) for value in held.values())
             return tensors
         crcs = checksums(self._manifest, file)
         return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}

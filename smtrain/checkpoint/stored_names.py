@@ -57,11 +57,12 @@ def plain_names(names: Iterable[str], shape: ModelShape, where: object) -> dict[
         )
         before, bare = found or ("", False)
     out: dict[str, str] = {}
+    first: dict[str, str] = {}
     for stored, name in cleaned.items():
         rest = name.removeprefix(before)
         if bare and name.startswith(before) and own + rest in known and rest != head:
             rest = own + rest
-        if (twin := next((other for other, plain in out.items() if plain == rest), None)) is not None:
+        if (twin := first.setdefault(rest, stored)) != stored:
             raise CheckpointError(
                 f"{where} holds {rest[:200]} twice, as {twin[:200]} and as {stored[:200]}; save the model with one of "
                 "the two."

@@ -151,7 +151,7 @@ def merge(
         named("DATASET or PREFIX", name)
     from smtrain.data import exchange, indexes
 
-    prefixes = [prefix for name in datasets for prefix in exchange.prefixes(Path(name))]
+    prefixes = [prefix for name in datasets for prefix in exchange.prefixes(Path(folder_of(name)))]
     say(f"{output}: {indexes.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
     for note in filter(None, (exchange.held_out_note(Path(name)) for name in datasets)):
         say(note)

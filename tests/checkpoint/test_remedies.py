@@ -435,6 +435,7 @@ def test_numbered_shards_do_without_an_index(tmp_path: Path) -> None:
     folder = good(tmp_path / "model", SHARDED)
     (folder / INDEX).unlink()
     assert same(weights_of(open_weights(folder)), random_weights(LLAMA))
+    assert HFSource(folder).renamed, "transformers would not find them"
 
 
 def test_tied_weights_may_be_saved_under_the_name_of_the_output_layer(tmp_path: Path) -> None:
@@ -442,6 +443,7 @@ def test_tied_weights_may_be_saved_under_the_name_of_the_output_layer(tmp_path: 
     folder = hf_folder(tmp_path / "model", config)
     with_tensors(lambda held: held.update({"lm_head.weight": held.pop("model.embed_tokens.weight")}))(folder)
     assert same(weights_of(open_weights(folder)), random_weights(config))
+    assert HFSource(folder).renamed, "transformers would not find the embedding"
 
 
 @pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
