@@ -18,6 +18,22 @@ from smtrain.checkpoint.slabs import Slab
 REFERENCE = "torch_xla.utils.serialization.TensorReference"
 _STEPS = 20_000_000  # operations of one pickle: a shard of 10,000 tensors takes some 300,000
 _DIMENSIONS = 32
+_OF_THE_SYSTEM = {
+    *("os", "posix", "nt", "builtins", "__builtin__", "sys", "subprocess", "shutil", "socket", "runpy", "importlib"),
+    *(
+        "ctypes",
+        "pty",
+        "pickle",
+        "webbrowser",
+        "code",
+        "commands",
+        "operator",
+        "functools",
+        "asyncio",
+        "multiprocessing",
+    ),
+}
+"""Modules of Python itself whose functions a file of weights has no use for, and an attack has."""
 Stored = Callable[[str, DType, int], Slab]
 """(key, type, how many numbers) of a storage -> all of it as a flat slab. Raises ValueError where it is not so."""
 
@@ -49,12 +65,14 @@ class OfObjectsError(ValueError):
     """The pickle is whole and holds objects of Python besides tensors."""
 
     def __init__(self, name: str) -> None:
-        kind = name.rsplit(".", 1)[-1][:100]
-        what = "quantized weights" if "float8" in name.lower() or "quant" in name.lower() else "more than tensors"
-        super().__init__(
-            f"holds {what}: it would call {name[:200]}, which is no part of a checkpoint of tensors; load it where "
-            f"{kind} is known and trusted, and save only its tensors: torch.save(model.state_dict(), FILE)"
-        )
+        called = f"it would call {name[:200]}, which is no part of a checkpoint of tensors"
+        if name.split(".")[0] in _OF_THE_SYSTEM:
+            super().__init__(f"is not safe: {called}; do not load it, and take the model's safetensors")
+        else:
+            super().__init__(
+                f"holds more than tensors: {called}; load it in the program that wrote it, if you trust it, and save "
+                "only its tensors: torch.save(model.state_dict(), FILE)"
+            )
 
 
 class _Named(str):

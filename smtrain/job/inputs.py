@@ -180,8 +180,8 @@ def _upload(target: Target, upload: Upload, say: Say) -> None:
         missing = [(name, body) for name, body in missing if there.get(prefix + name) != size_of(body)]
         if missing:
             say(f"uploading {spell_bytes(sum(size_of(body) for _, body in missing))} to {upload.uri}")
-        if missing and upload.left_out:
-            say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
+    if missing and upload.left_out:
+        say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
     hashes = dict(zip((name for name, _ in upload.files), upload.sha256, strict=False))
     for name, body in missing:
         if kept := send(target, bucket, prefix + name, body, hashes.get(name)):

@@ -79,12 +79,11 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
     `replaced` has further names that are written anew, with the reason to give.
     """
     own = _own_weights(sizes)
-    parents = {str(PurePosixPath(name).parent) for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}
+    holding = {name.split("/")[0] for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}
     kept, left_out = [], {}
     for name in sorted(sizes):
         path = PurePosixPath(name)
-        folders = [str(parent) for parent in reversed(path.parents) if str(parent) != "."]
-        holder = next((folder for folder in folders if folder in parents), None)
+        holder = path.parts[0] if path.parts[0] in holding and len(path.parts) > 1 else None
         dotted = next((i for i, part in enumerate(path.parts) if part.startswith(".") or part == "__pycache__"), None)
         whole = "/".join(path.parts[: (dotted or 0) + 1]) + ("" if dotted == len(path.parts) - 1 else "/")
         weights = holder is not None or (_is_like(name, _WEIGHTS) and not _is_like(name, _STATE))

@@ -135,10 +135,10 @@ def test_what_is_no_plain_lora_is_refused_by_name(key: str, value: Any, says: st
         (lambda f: save_file({n: t for n, t in load_file(f).items() if "lora_A" in n}, f), "only one factor"),
         (lambda f: save_file({**load_file(f), "base_model.model.lm_head.weight": torch.ones(2, 2)}, f), "no factor"),
         (lambda f: save_file({n.replace("q_proj", "c_attn"): t for n, t in load_file(f).items()}, f), "another model"),
-        (lambda f: f.rename(f.with_suffix(".bin")), "pickle"),
+        (lambda f: f.rename(f.with_suffix(".bin")), "rename it to adapter_model.safetensors"),
         (lambda f: f.unlink(), "copy that too"),
         (lambda f: f.write_bytes(f.read_bytes()[:500]), "not a complete safetensors"),
-        (lambda f: (f.parent / "adapter_config.json").write_text("{"), "cannot be read"),
+        (lambda f: (f.parent / "adapter_config.json").write_text("{"), "is not JSON"),
     ],
 )
 def test_a_damaged_adapter_is_told_in_a_sentence(change: Any, says: str, base: Path, tmp_path: Path) -> None:
@@ -148,6 +148,20 @@ def test_a_damaged_adapter_is_told_in_a_sentence(change: Any, says: str, base: P
         convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("before", ["", "module.", "_orig_mod."])
+def test_the_form_of_older_versions_and_names_with_words_in_front_are_read(
+    before: str, base: Path, tmp_path: Path
+) -> None:
+    peft_adapter(base, tmp_path / "adapter")
+    convert(base, tmp_path / "expected", to="hf", merge_adapter=tmp_path / "adapter")
+    held = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    torch.save({before + name: tensor for name, tensor in held.items()}, tmp_path / "adapter" / "adapter_model.bin")
+    convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter" / "adapter_config.json")
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "expected"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_an_adapter_is_no_model_and_a_model_no_adapter(base: Path, tmp_path: Path) -> None:

@@ -127,14 +127,14 @@ def test_a_broken_index_and_a_missing_shard_are_named(tmp_path: Path) -> None:
         HFSource(tmp_path / "out")
     index.write_text(json.dumps(whole))
     (tmp_path / "out" / first).unlink()
-    with pytest.raises(CheckpointError, match=rf"lacks 1 of its 9 files of weights \({first}\)"):
+    with pytest.raises(CheckpointError, match=f"{first} is missing; copy this file into it"):
         HFSource(tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=rf"lacks 1 of its 9 files of weights \({first}\)"):
         HFSource(tmp_path / "out")
     for content in ("", "[]", "{}", '{"weight_map": 3}', "[" * 100_000):
         index.write_text(content)
-        with pytest.raises(CheckpointError, match="is not an index"):
+        with pytest.raises(CheckpointError, match="is (empty|not JSON|not a JSON object|not an index)"):
             HFSource(tmp_path / "out")
 
 

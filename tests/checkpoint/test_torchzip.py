@@ -63,7 +63,7 @@ def test_any_view_that_torch_saves_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"PK\3\4", b"no zip" * 100])
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"x\.pt is not a complete torch checkpoint"):
+    with pytest.raises(CheckpointError, match=r"x\.pt is (empty|not a complete torch checkpoint)"):
         torchzip.load(place(tmp_path), "x.pt")
 
 
@@ -95,7 +95,7 @@ def pickled(where: Path, body: bytes) -> Path:
 )
 def test_a_pickle_does_nothing_but_describe_tensors(tmp_path: Path, body: bytes, words: str) -> None:
     pickled(tmp_path / "x.pt", body)
-    with pytest.raises(CheckpointError, match=rf"x\.pt is not a complete torch checkpoint.*{words}"):
+    with pytest.raises(CheckpointError, match=rf"x\.pt is not (safe|a complete torch checkpoint).*{words}"):
         torchzip.load(place(tmp_path), "x.pt")
 
 

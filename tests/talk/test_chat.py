@@ -349,8 +349,9 @@ def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
         smtrain.chat(tmp_path / "empty")
     with pytest.raises(CheckpointError, match="no such folder"):
         smtrain.chat(str(tmp_path / "nowhere"))
+    (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match="is a file"):
-        smtrain.chat(folder / "config.json")
+        smtrain.chat(tmp_path / "notes.txt")
     with pytest.raises(ConfigError, match="warmth: is not a generation setting"):
         smtrain.chat(folder, warmth=1)
     with pytest.raises(ConfigError, match="turns: got -1"):
