@@ -134,7 +134,7 @@ def test_a_broken_index_and_a_missing_shard_are_named(tmp_path: Path) -> None:
         HFSource(tmp_path / "out")
     for content in ("", "[]", "{}", '{"weight_map": 3}', "[" * 100_000):
         index.write_text(content)
-        with pytest.raises(CheckpointError, match="is (empty|not JSON|not a JSON object|not an index)"):
+        with pytest.raises(CheckpointError, match=r"is (empty|not JSON|not a JSON object|not an index)"):
             HFSource(tmp_path / "out")
 
 
