@@ -1,4 +1,4 @@
-"""What goes along with weights that are written elsewhere: every file of the model's folder that is not weights.
+"""The files that go along with weights written elsewhere: all of the model's folder that are not weights.
 
 `smtrain.model.hf_folder.companions_in` decides for each file, for all kinds of target alike.
 """
@@ -38,7 +38,7 @@ NOTHING = Carried()
 
 
 def companions_of(beside: Place, replaced: Mapping[str, str] | None = None) -> Carried:
-    """Read all files of a model's folder that go along with its weights; `replaced` are those that are written anew.
+    """Read all files of a model's folder that go along with its weights; `replaced` are those that are written again.
 
     Raises CheckpointError if one cannot be read.
     """

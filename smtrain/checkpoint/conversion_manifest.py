@@ -22,11 +22,11 @@ def read_manifest(where: Place) -> dict[str, Any]:
         if JOURNAL in where.files():
             raise CheckpointError(f"{where} is left over from a conversion that was interrupted; run that again.")
         return {}
-    manifest = read_json(where, MANIFEST, "; or delete it: without it the weights are not compared with checksums")
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{where}/{MANIFEST} is not the manifest of converted weights; delete it, or convert the model again."
-        )
+    manifest = read_json(where, MANIFEST, ", or convert the model again")
+    if "format" not in manifest:  # another program's
+        return {}
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"{where}/{MANIFEST} is not the manifest of converted weights; convert the model again.")
     if manifest.get("version") != VERSION:
         raise CheckpointError(
             f"{where}/{MANIFEST} has version {manifest.get('version')}, this smtrain reads {VERSION}; convert again."

@@ -257,7 +257,7 @@ def convert(
 
 
 def _companions(source: str, weights: WeightSource) -> Carried:
-    """What lies next to the weights, or next to the folder of the step that they are of."""
+    """The files next to the weights, or next to the folder of the step that they are of."""
     found = companions_of(weights.where)
     return found if found.files or str(weights.where) == source else companions_of(place(source))
 

@@ -15,7 +15,7 @@ app = options.app()
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
 Config = Annotated[
     Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
-    typer.Option(help="Folder with config.json, if the checkpoint has none."),
+    typer.Option(help="The model's folder or config.json, if there is none."),
 ]
 
 

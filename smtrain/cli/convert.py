@@ -82,7 +82,7 @@ def convert(
     ] = None,
     release: Annotated[str, typer.Option(help="nemo-megatron: the release to write for, 2.15 or 2.21.")] = "2.21",
     xser: Annotated[bool, typer.Option("--xser", help="The same as --format xser.")] = False,
-    config: Annotated[Optional[str], typer.Option(help="Folder with config.json, if the source has none.")] = None,  # noqa: UP045
+    config: Annotated[Optional[str], typer.Option(help="The model's folder or config.json, if SRC has none.")] = None,  # noqa: UP045
     masters: Annotated[
         bool, typer.Option("--masters", help="nemo-megatron: read the fp32 master weights of the optimizer's files.")
     ] = False,

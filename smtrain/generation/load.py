@@ -140,7 +140,7 @@ def _by_our_names(source: HFSource, config: Any) -> Any:
 
 
 def not_loaded(folder: Path, error: BaseException) -> str:
-    """What to say of a folder that transformers does not load: the file that is damaged, if one is."""
+    """The sentence for a folder that transformers does not load: it names the file that is damaged, if one is."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         file = folder / name
         if found := file_misfit(file):

@@ -37,7 +37,7 @@ _WEIGHTS = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data*", "*.msgpack"),
     *("*.h5", "*.npz", "*.tflite", "*.engine", "*.mlmodel", "*.nemo", "*.distcp", "*.index.json", "*.neff"),
 )
-"""Names of files that hold weights, or say in which file they are, whoever wrote them."""
+"""Names of files that hold weights, or say in which file they are, of any program."""
 _STATE = (
     *("trainer_state.json", "training_args.bin", "optimizer.*", "optimizer-*", "scheduler.*", "scaler.*"),
     *("rng_state*", "random_states_*", "*.tfevents.*", "zero_to_fp32.py", "latest"),
@@ -76,7 +76,7 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
     """Decide for all files of a folder (relative name -> bytes) whether they go along.
 
     The folder's own weights, config.json and manifest.json are in neither list: every writer makes these itself.
-    `replaced` has further names that are written anew, with the reason to give.
+    `replaced` has further names that are written again, with the reason to give.
     """
     own = _own_weights(sizes)
     holding = {name.split("/")[0] for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}

@@ -83,7 +83,7 @@ def file_misfit(path: Path) -> str | None:
 
 
 def file_kind(path: Path) -> str:
-    """What a file is that was named in place of a folder, in a few words."""
+    """Say in a few words what a file is that was named in place of a folder."""
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head.startswith(b"GGUF"):

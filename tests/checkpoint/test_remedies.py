@@ -1,4 +1,4 @@
-"""Model folders with a fault: the sentence says what to do, and whoever does it meets no second fault.
+"""Model folders with a fault: the sentence says what to do, and doing it leads to no second fault.
 
 A remedy is applied from the words of the sentence by `apply`, which knows one action for each way of putting it.
 """
@@ -364,7 +364,7 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_whoever_does_what_the_sentence_says_meets_no_second_fault(tmp_path: Path, name: str) -> None:
+def test_doing_what_the_sentence_says_leads_to_no_second_fault(tmp_path: Path, name: str) -> None:
     change, words = FAULTS[name]
     kind = name.rpartition(", ")[2]
     source = good(tmp_path / "source", kind)
@@ -406,6 +406,7 @@ HARMLESS: dict[str, Change] = {
     "nulls": with_config(
         dict.fromkeys(("num_experts", "num_local_experts", "quantization_config", "rope_scaling", "sliding_window"))
     ),
+    "another program's manifest": text("manifest.json", '{"files": []}'),
     "no experts": with_config({"num_experts": 0, "num_local_experts": 1, "n_routed_experts": None}),
 }  # fmt: skip
 
