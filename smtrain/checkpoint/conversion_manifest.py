@@ -6,7 +6,7 @@ from typing import Any
 
 from smtrain.checkpoint.conversion_plan import FORMAT, MANIFEST, VERSION
 from smtrain.checkpoint.staging import JOURNAL, refuse_unfinished
-from smtrain.checkpoint.storage import Place, read_json
+from smtrain.checkpoint.storage import Place, read_json, strange
 from smtrain.errors import CheckpointError
 
 
@@ -39,8 +39,9 @@ def read_manifest(where: Place) -> dict[str, Any]:
         if "crc32" in about and present.get(file) != about["size"]:  # the small files may be edited
             if file not in present:
                 raise CheckpointError(f"{where}/{file} is missing; copy this file into it, or convert the model again.")
-            raise CheckpointError(
-                f"{where}/{file} has {present[file]} bytes instead of {about['size']}; convert the model again."
+            raise strange(where, file) or CheckpointError(
+                f"{where}/{file} has {present[file]} bytes instead of {about['size']}; copy this file again, or "
+                "convert the model again."
             )
     return manifest
 

@@ -40,7 +40,7 @@ from smtrain.model.families import FAMILIES, ModelShape
 from smtrain.model.hf_config import for_everyone, normalise
 from smtrain.model.hf_folder import weights_in
 from smtrain.model.layout import Layout
-from smtrain.model.remedies import folder_misfit, missing_shards, quantization
+from smtrain.model.remedies import broken_link, folder_misfit, missing_shards, quantization
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -64,6 +64,8 @@ def read_config(where: Place | Path | str) -> dict[str, Any]:
         why = "is a file" if root.exists() else "does not exist"
         raise CheckpointError(f"{root} {why}; name the model's folder, or the config.json in it.")
     if CONFIG not in where.files():
+        if root is not None and (lost := broken_link(root)):
+            raise CheckpointError(f"{lost}.")
         raise CheckpointError(
             f"{where} has no config.json; copy the model's into it, or name its folder with --config (config=)."
         )

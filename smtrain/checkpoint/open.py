@@ -19,7 +19,7 @@ from smtrain.contract.lineage import Lines
 from smtrain.errors import CheckpointError
 from smtrain.model.hf_folder import folder_of
 from smtrain.model.layout import KvOrder
-from smtrain.model.remedies import file_kind, folder_misfit, missing_shards
+from smtrain.model.remedies import broken_link, file_kind, folder_misfit, missing_shards
 
 
 def open_weights(
@@ -50,7 +50,7 @@ def open_weights(
             return _whole_model(NativeSource(newest))
         return NxDSource(newest, config, kv_order)
     if steps and not shard_files(where.below(steps[-1]).files()):
-        raise CheckpointError(f"{path} holds checkpoints of which none is whole; train until one is complete.")
+        raise _none_whole(where, steps[-1])
     if shard_files(where.files()):
         return NxDSource(where, config, kv_order)
     if is_hf_folder(where) or missing_shards(where.files())[0]:
@@ -62,11 +62,26 @@ def open_weights(
         return megatron
     if found := folder_misfit(where.files(), path):
         raise CheckpointError(f"{found}.")
+    if (folder := where.path()) is not None and (lost := broken_link(folder)):
+        raise CheckpointError(f"{lost}.")
     held = sorted({file.split("/")[0] for file in where.files()} | _folders(where))
     shown = ", ".join(held[:5]) + (" and more" if len(held) > 5 else "") if held else "nothing"
     raise CheckpointError(
         f"{path} holds {shown}, and no weights known here; give a Hugging Face folder with model.safetensors, "
         "a folder of NxD shards, a checkpoint folder of Megatron or one of smtrain."
+    )
+
+
+def _none_whole(where: Place, newest: str) -> CheckpointError:
+    """The error for a run without a whole checkpoint: why the newest is not."""
+    step = where.below(newest)
+    for file in (native_manifest.NAME, *(name for name in step.files() if name.endswith(".safetensors"))):
+        if found := strange(step, file):
+            return found
+    fault = (native_manifest.fault_at(step) or "").removesuffix(": take another checkpoint").partition(", take")[0]
+    return CheckpointError(
+        f"{where} holds checkpoints of which none is whole ({fault}); copy the files that are missing, or train until "
+        "one is complete."
     )
 
 

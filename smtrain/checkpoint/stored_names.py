@@ -101,8 +101,9 @@ def not_tensors(held: Any, shown: str) -> CheckpointError:
             f"{shown} holds {', '.join(others[:5]) or 'nothing'} where only named tensors belong; save the tensors by "
             "themselves: torch.save(model.state_dict(), FILE)."
         )
+    kind = "single tensor" if isinstance(held, Slab) else type(held).__name__
     return CheckpointError(
-        f"{shown} holds a {type(held).__name__} where named tensors belong; save the tensors by themselves: "
+        f"{shown} holds a {kind} where named tensors belong; save the tensors by themselves: "
         "torch.save(model.state_dict(), FILE)."
     )
 

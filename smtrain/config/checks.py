@@ -20,7 +20,7 @@ from smtrain.config.secrets import is_secret
 from smtrain.contract.uris import HUBS
 from smtrain.errors import first_line
 from smtrain.facts.models import positions
-from smtrain.model.remedies import file_misfit, folder_misfit
+from smtrain.model.remedies import broken_link, file_misfit, folder_misfit
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp",
@@ -237,7 +237,11 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
     elif not (folder / "config.json").is_file():
         names = [path.relative_to(folder).as_posix() for path in folder.glob("*")]
         names += [path.relative_to(folder).as_posix() for path in folder.glob("*/*")]
-        why = folder_misfit(names, folder) or f"{folder} holds no config.json; give a Hugging Face model folder"
+        why = (
+            broken_link(folder)
+            or folder_misfit(names, folder)
+            or f"{folder} holds no config.json; give a Hugging Face model folder"
+        )
         yield {"model.path"}, f"model.path: {why}"
     elif strange := file_misfit(folder / "config.json"):
         yield {"model.path"}, f"model.path: {strange}"

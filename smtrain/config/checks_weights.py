@@ -11,7 +11,7 @@ from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.model.hf_config import HFConfig
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
-from smtrain.model.remedies import DEQUANTIZE, file_misfit, folder_misfit, missing_shards, quantization
+from smtrain.model.remedies import DEQUANTIZE, broken_link, file_misfit, folder_misfit, missing_shards, quantization
 
 
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
@@ -83,9 +83,13 @@ def _faults_of_weights(folder: Path, names: list[str], described: Mapping[str, A
     there, absent = missing_shards(names)
     if first is None and not there:
         if not checkpoint_in(names):
-            yield folder_misfit(names, folder) or (
-                f"{folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights as "
-                "safetensors, or set model.init: scratch"
+            yield (
+                broken_link(folder)
+                or folder_misfit(names, folder)
+                or (
+                    f"{folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights as "
+                    "safetensors, or set model.init: scratch"
+                )
             )
         return
     if absent and (first is None or first.endswith(".index.json")):

@@ -17,6 +17,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGES = (b"<!doctype html", b"<html", b"<head", b"<body")
 _ANSWERS = (b"entry not found", b"repository not found", b"invalid username or password", b"access to model", b"<?xml")
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"7z\xbc\xaf": "7z", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _JSON = (".json", ".index.json")
 _AGAIN = "copy this file again from where the model came from"
 
@@ -82,6 +83,17 @@ def file_misfit(path: Path) -> str | None:
     return None if found is None else f"{path} {found}"
 
 
+def broken_link(folder: Path) -> str | None:
+    """Say which file of a folder is a link to nothing, as in a copy of a hub's cache without its blobs."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() and not path.exists():
+            return (
+                f"{path} is a link to {path.readlink()}, which is not there; copy the file itself (`cp -L`, or rsync "
+                "with -L) from where the model came from"
+            )
+    return None
+
+
 def file_kind(path: Path) -> str:
     """Say in a few words what a file is that was named in place of a folder."""
     with path.open("rb") as file:
@@ -98,6 +110,11 @@ _GGUF = (
 )
 _OTHER_FRAMEWORK = "save the model from PyTorch with save_pretrained, as model.safetensors"
 _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("adapter_model.safetensors", "adapter_model.bin"),
+        "the weights of an adapter without its adapter_config.json",
+        f"copy {ADAPTER} next to them",
+    ),
     (
         ("model_index.json", "unet/*", "transformer/*", "vae/*"),
         "a pipeline of diffusers, which makes pictures",
@@ -152,7 +169,6 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("*.bin",), "files of torch.save under other names", "rename the one that holds the weights to pytorch_model.bin"),
 )
 """Patterns of names, what such a folder is, and what to do; the first that fits counts."""
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
 
 
 def folder_misfit(names: Iterable[str], shown: object) -> str | None:

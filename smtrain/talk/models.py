@@ -15,7 +15,7 @@ from smtrain.generation.room import WEIGHTS, Need, described_in, need_of, weight
 from smtrain.home import home
 from smtrain.model.hf_folder import folder_of, tokenizer_in
 from smtrain.model.hf_folder import weights_in as first_of_weights
-from smtrain.model.remedies import HEAD, file_kind, file_misfit, folder_misfit, misfit, missing_shards
+from smtrain.model.remedies import HEAD, broken_link, file_kind, file_misfit, folder_misfit, misfit, missing_shards
 from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
@@ -111,7 +111,7 @@ def _here(path: Path, name: str) -> FoundModel:
     names = [file.relative_to(path).as_posix() for some in ("*", "*/*") for file in path.glob(some)]
     if (path / "config.json").is_file() and (found := file_misfit(path / "config.json")):
         raise CheckpointError(found)
-    if found := folder_misfit(names, name):
+    if found := broken_link(path) or folder_misfit(names, name):
         raise CheckpointError(found)
     lacks = "weights" if (path / "config.json").is_file() else f"neither config.json nor {ADAPTER}"
     raise CheckpointError(

@@ -256,6 +256,16 @@ FAULTS: dict[str, tuple[Change, str]] = {
         "an adapter that is not merged",
     ),
     "an adapter": (of_peft, "holds an adapter, not a model; merge it into its base"),
+    "weights a link to nothing": (
+        lambda f: [(f / WEIGHTS).unlink(), (f / WEIGHTS).symlink_to("../../blobs/4f3a")],
+        r"is a link to \.\./\.\./blobs/4f3a, which is not there; copy the file itself",
+    ),
+    "config a link to nothing": (
+        lambda f: [(f / CONFIG).unlink(), (f / CONFIG).symlink_to("../../blobs/4f3a")],
+        r"config\.json is a link to",
+    ),
+    "an adapter without its config": (instead("adapter_model.safetensors"), r"without its adapter_config\.json"),
+    "a single tensor": (as_bin(lambda held: next(iter(held.values()))), "holds a single tensor"),
     "gguf": (instead("model-q4.gguf"), "holds a GGUF file of llama.cpp"),
     "diffusers": (instead("model_index.json", "unet/diffusion_pytorch_model.bin"), "a pipeline of diffusers"),
     "a trainer's state": (instead("optimizer.pt", "scheduler.pt", "rng_state.pth"), "the state of a trainer without"),
@@ -343,9 +353,12 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
         torch.save(whole, folder / "pytorch_model.bin")
     elif "delete it" in sentence or "delete the index" in sentence:
         (folder / named[0] if "delete it" in sentence else folder / INDEX).unlink()
-    elif re.search(r"git lfs pull|copy (?:this|that|those|the|model)", sentence):
+    elif re.search(r"git lfs pull|copy (?:this|that|those|the|model|adapter_config)", sentence):
+        if "adapter_config.json" in named:
+            return source  # with it, "an adapter" above
         for name in [*named, *([WEIGHTS] if "the file" in sentence or "copy model" in sentence else [])]:
             if (source / name).exists():
+                (folder / name).unlink(missing_ok=True)
                 shutil.copyfile(source / name, folder / name)
             elif name == "manifest.json":
                 (folder / name).unlink()
@@ -430,6 +443,24 @@ def test_words_in_front_are_left_out_for_every_family(tmp_path: Path, config: di
     folder = hf_folder(tmp_path / "model", config)
     renamed(lambda name: before + name)(folder)
     assert same(weights_of(HFSource(folder)), random_weights(config))
+
+
+def test_shards_and_steps_that_are_pointers_are_named(tmp_path: Path) -> None:
+    model = hf_folder(tmp_path / "model", LLAMA)
+    for kind, file in (
+        ("nxd", "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"),
+        ("native", "step_00000000/manifest.json"),
+        ("native", "step_00000000/model/tp000_pp000.safetensors"),
+    ):
+        path = tmp_path / kind / file
+        shutil.rmtree(tmp_path / kind, ignore_errors=True)
+        convert(model, tmp_path / kind, to=kind)  # type: ignore[arg-type]
+        whole = path.read_bytes()
+        path.write_text(LFS)
+        with pytest.raises(CheckpointError, match=f"{path} is a Git LFS pointer"):
+            inspect(tmp_path / kind)
+        path.write_bytes(whole)
+        inspect(tmp_path / kind)
 
 
 def test_numbered_shards_do_without_an_index(tmp_path: Path) -> None:
