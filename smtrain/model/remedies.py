@@ -111,6 +111,11 @@ _GGUF = (
 _OTHER_FRAMEWORK = "save the model from PyTorch with save_pretrained, as model.safetensors"
 _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
+        ("*.incomplete", "*.aria2", "*.part", "*.crdownload", ".cache/*.incomplete"),
+        "a download that has not ended",
+        "run the same download again, which goes on from there",
+    ),
+    (
         ("adapter_model.safetensors", "adapter_model.bin"),
         "the weights of an adapter without its adapter_config.json",
         f"copy {ADAPTER} next to them",

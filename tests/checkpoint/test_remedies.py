@@ -267,6 +267,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "an adapter without its config": (instead("adapter_model.safetensors"), r"without its adapter_config\.json"),
     "a single tensor": (as_bin(lambda held: next(iter(held.values()))), "holds a single tensor"),
     "gguf": (instead("model-q4.gguf"), "holds a GGUF file of llama.cpp"),
+    "a download that has not ended": (instead("model.safetensors.incomplete"), "a download that has not ended"),
     "diffusers": (instead("model_index.json", "unet/diffusion_pytorch_model.bin"), "a pipeline of diffusers"),
     "a trainer's state": (instead("optimizer.pt", "scheduler.pt", "rng_state.pth"), "the state of a trainer without"),
     "deepspeed": (
@@ -365,6 +366,7 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
             elif name == "pytorch_model.bin":
                 torch.save(whole, folder / name)
     elif re.search(
+        r"run the same download again|"
         r"(?:give|take) the (?:bf16|Hugging Face|folder of one|model that it was exported)|give the folder of|"
         r"take weights and config\.json from the same model|save the model (?:without|with one|from PyTorch)|"
         r"save it with peft|take the Hugging Face form",

@@ -188,12 +188,14 @@ MODEL = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "tokenizer.model", "merges.txt", "vocab.json", "model-00001-of-00002.safetensors",
     "model.safetensors.index.json", "pytorch_model.bin",
-    "chat_template.jinja", "tekken.json", "README.md", "LICENSE", "USE_POLICY.md",
+    "chat_template.jinja", "tekken.json", "additional_chat_templates/tools.jinja", "modeling_own.py",
+    "preprocessor_config.json", "README.md", "LICENSE", "USE_POLICY.md",
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("small", [0, 1 << 20])
 def test_only_what_models_consist_of_is_uploaded(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     for name in (*MODEL, *BESIDE):
         path = tmp_path / "model" / name
@@ -202,7 +204,7 @@ def test_only_what_models_consist_of_is_uploaded(
     found = _content_addressed(tmp_path / "model", f"s3://{BUCKET}/only-{time.time_ns()}", is_model_file)
     assert sorted(name for name, _ in found.files) == sorted(MODEL)
     assert set(found.left_out) == {name for name in BESIDE if not name.startswith(".")}
-    monkeypatch.setattr("smtrain.job.inputs.SMALL", 0)
+    monkeypatch.setattr("smtrain.job.inputs.SMALL", small)
     said: list[str] = []
     upload_all(target, [found], said.append)
     assert any(line.startswith("not uploaded, as no part of a model: credentials.txt") for line in said)
