@@ -13,7 +13,14 @@ def cores_here() -> int:
 
 def gpu_here() -> bool:
     """Whether the system has a device file of a GPU: NVIDIA's, AMD's, or that of WSL."""
-    return any(Path("/dev").glob("nvidia[0-9]*")) or any(Path("/dev", name).exists() for name in ("kfd", "dxg"))
+    return gpus_here() > 0
+
+
+def gpus_here() -> int:
+    """GPUs by their device files; those of AMD and of WSL have one file in all, and count as one."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(
+        any(Path("/dev", name).exists() for name in ("kfd", "dxg"))
+    )
 
 
 def memory_here() -> float | None:

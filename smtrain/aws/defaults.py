@@ -10,14 +10,25 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from smtrain.aws.target import Target
 from smtrain.config import JobConfig
 from smtrain.config.checks import secret_faults
 from smtrain.config.secrets import hide
 from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError
+from smtrain.yaml_text import YamlError, parse
+
+# What is read, in an order in which each mapping comes before its keys.
+_KINDS: dict[str, type] = {
+    "TrainingJob": dict, "TrainingJob.RoleArn": str, "TrainingJob.Environment": dict, "TrainingJob.Tags": list,
+    "TrainingJob.EnableNetworkIsolation": bool, "TrainingJob.EnableInterContainerTrafficEncryption": bool,
+    "TrainingJob.VpcConfig": dict, "TrainingJob.VpcConfig.Subnets": list,
+    "TrainingJob.VpcConfig.SecurityGroupIds": list, "TrainingJob.OutputDataConfig": dict,
+    "TrainingJob.OutputDataConfig.S3OutputPath": str, "TrainingJob.OutputDataConfig.KmsKeyId": str,
+    "TrainingJob.ResourceConfig": dict, "TrainingJob.ResourceConfig.VolumeKmsKeyId": str, "PythonSDK": dict,
+    "PythonSDK.Modules": dict, "PythonSDK.Modules.Session": dict,
+    "PythonSDK.Modules.Session.DefaultS3Bucket": str, "PythonSDK.Modules.Session.DefaultS3ObjectKeyPrefix": str,
+}  # fmt: skip
 
 
 def sagemaker_defaults(target: Target) -> dict[str, Any]:
@@ -38,11 +49,29 @@ def sagemaker_defaults(target: Target) -> dict[str, Any]:
         path = named or folder
         text = _read(target, path, required=named is not None)
         try:
-            found = yaml.safe_load(text) if text else {}
-            merged = _merge(merged, found.get("SageMaker") or {})
-        except (yaml.YAMLError, AttributeError):
-            raise ConfigError([f"{path}: is not a SageMaker defaults file; correct it or unset {variable}"]) from None
+            found = parse(text) if text else {}
+            section = found.get("SageMaker") or {}
+            merged = _merge(merged, _checked(section))
+        except (YamlError, AttributeError, TypeError) as error:
+            told = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""
+            raise ConfigError(
+                [hide(f"{path}: is not a SageMaker defaults file{told}; correct it or unset {variable}")]
+            ) from None
     return merged
+
+
+def _checked(section: dict[str, Any]) -> dict[str, Any]:
+    """The section SageMaker. Raises `TypeError` if a key that is read here has a value of another kind."""
+    for way, kind in _KINDS.items():
+        value: Any = section
+        for key in way.split("."):
+            value = value.get(key) if value is not None else None
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{way} is a {type(value).__name__}, not a {kind.__name__}")
+    job = section.get("TrainingJob") or {}
+    if not all(isinstance(tag, dict) and isinstance(tag.get("Key"), str) for tag in job.get("Tags") or []):
+        raise TypeError("TrainingJob.Tags is not a list of Key and Value")
+    return section
 
 
 def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:

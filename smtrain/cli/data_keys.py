@@ -54,7 +54,7 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
         raise ConfigError(["--map-keys: is for --objective sft; name the field of the text with --text-column"])
     try:
         given = json.loads(map_keys)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     tags = given.pop("tags", {}) if isinstance(given, dict) else {}
     _refuse_tags(tags)

@@ -39,10 +39,10 @@ def init(
 ) -> None:
     """Write a commented config; asks for what no option says: the model, the text, and where to train."""
     from smtrain.config.sample import Machines, text_of, values
-    from smtrain.config.yaml_file import parse
     from smtrain.errors import ConfigError
     from smtrain.planner.resolve import load_config
     from smtrain.planner.workload import text_bytes
+    from smtrain.yaml_text import parse
 
     if file.exists() and not force:
         raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])

@@ -84,7 +84,7 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the last line of a job that was killed
         if isinstance(row, dict):
             rows.append(row)

@@ -7,20 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
+from smtrain.config.yaml_file import read_settings
+from smtrain.errors import ConfigError
+from smtrain.yaml_text import YamlError, parse
 
 Fault = tuple[set[str], str]
 _MMLU = ("*_test.csv", "test-*.parquet")
-
-
-class _TaskReader(yaml.SafeLoader):
-    """Reads files of lm-evaluation-harness, whose own tags (`!function`) stand for nothing here."""
-
-
-_TaskReader.add_multi_constructor("!", lambda *_: None)  # type: ignore[no-untyped-call]
 
 
 def task_faults(config: JobConfig) -> Iterator[Fault]:
@@ -66,8 +60,8 @@ def tasks_in(folder: Path) -> dict[str, dict[str, Any]]:
 def _read(path: Path) -> dict[str, Any]:
     """A task's YAML, {} where it is none: the harness says what is wrong with it."""
     try:
-        told = yaml.load(path.read_text("utf-8"), Loader=_TaskReader)  # noqa: S506 - it is a safe one
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        told = parse(read_settings(path, "task", "name a task"), unknown_tags=True)
+    except (ConfigError, YamlError):
         return {}
     return told if isinstance(told, dict) else {}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from smtrain.config.checks import combination_faults, model_faults, secret_faults
@@ -18,11 +17,15 @@ from smtrain.config.elsewhere import place_on_cluster
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
 from smtrain.config.section import kinds, section_in
-from smtrain.config.sentences import key_of, sentence_of
-from smtrain.config.yaml_file import parse
+from smtrain.config.sentences import key_of, sentence_of, shown
+from smtrain.config.yaml_file import read_yaml
 from smtrain.errors import ConfigError
+from smtrain.yaml_text import MOST_DEPTH, YamlError, parse, unfilled
 
 Source = JobConfig | Mapping[str, Any] | str | Path
+_DIGITS = 100
+_LARGEST = 10**_DIGITS
+_MOST_FAULTS = 50
 _LOCAL_PATHS = (("model", "path"), ("model", "weights"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
 
 
@@ -51,6 +54,8 @@ def draft(
     known = get_args(JobConfig.model_fields["target"].annotation)
     if target is not None and raw.get("target", target) in (*known, target):  # a wrong one stands, to be told
         raw["target"] = target
+    if told := list(_text_faults(raw)):
+        raise ConfigError([" ".join(fault.splitlines()) for fault in told[:_MOST_FAULTS]])
     place_on_cluster(raw, _paths(raw))
     auto = raw.get("parallel") == "auto"
     config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
@@ -75,21 +80,7 @@ def _read(source: Source | None) -> dict[str, Any]:
     if not str(source):
         raise ConfigError(["the config file is an empty name; name a YAML file"])
     path = Path(source)
-    try:
-        loaded = parse(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError([f"{path}: no such config file"]) from None
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
-    except UnicodeDecodeError:  # before ValueError, which it is one of
-        raise ConfigError([f"{path}: is not a text file; name the YAML file of the config"]) from None
-    except ValueError:
-        raise ConfigError([f"{str(path)!r}: cannot be a file's name; name the YAML file of the config"]) from None
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where else ""
-        problem = hide(" ".join(str(getattr(error, "problem", None) or error).split()))
-        raise ConfigError([f"{path}: not YAML{line} ({problem})"]) from None
+    loaded = read_yaml(path)
     if loaded is None:
         raise ConfigError([f"{path}: is empty; a config needs at least model.path"])
     if not isinstance(loaded, dict):
@@ -102,15 +93,43 @@ def _read(source: Source | None) -> dict[str, Any]:
     return _absolute(loaded, path.resolve().parent)
 
 
-def _plain(value: Any) -> Any:
-    """Sections given as models become mappings, so that every source merges alike."""
+def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
+    """Sections given as models become mappings, so that every source merges alike. Raises `ConfigError` for what no
+    file of settings can hold: a value within itself, a key that is no text, a number of a hundred digits."""
+    where = f"{key}: " if key else ""
+    if depth > MOST_DEPTH:
+        raise ConfigError([f"{shown(key)}: its values are nested too deeply, or it holds itself; give plain values"])
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        found = {}
+        for name, item in value.items():
+            if not isinstance(name, str | int | float | NoneType):
+                raise ConfigError([f"{where}the key {shown(repr(name))} is a {type(name).__name__}; a key is text"])
+            found[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)
+        return found
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item, key, depth + 1) for item in value]
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise ConfigError([f"{where}a number has over {_DIGITS} digits; give a smaller one"])
     return str(value) if isinstance(value, Path) else value
+
+
+def _text_faults(value: Any, key: str = "") -> Iterator[str]:
+    """Faults of texts that no file name, variable or request can hold."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            inner = f"{key}.{name}" if key else name
+            yield from _text_faults(name, f"{key}: the key {name!r}" if key else f"the key {name!r}")
+            yield from _text_faults(item, inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _text_faults(item, key)
+    elif isinstance(value, str) and not value.isprintable():
+        if "\0" in value and key != "data.separator":
+            yield f"{key}: holds the character U+0000; take it out"
+        elif any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield f"{key}: holds a byte that is not UTF-8; write the text in UTF-8"
 
 
 def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
@@ -127,8 +146,16 @@ def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
     for given, field in _paths(raw):
         value = given.get(field) if isinstance(given, dict) else None
         if isinstance(given, dict) and isinstance(value, str) and value and "://" not in value:
-            given[field] = str((base / Path(value).expanduser()).absolute())
+            given[field] = str((base / _home_of(value)).absolute())
     return raw
+
+
+def _home_of(text: str) -> Path:
+    """A path with `~` as the home folder that it stands for; as it is if there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
@@ -143,18 +170,28 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        return [f"--set {text}: must look like train.lr=2e-4"]
+        return [f"--set {shown(text)}: must look like train.lr=2e-4"]
+    if len(parts) > MOST_DEPTH:
+        return [f"--set {shown(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4"]
+    text_key = _is_text(parts)
     try:
         parsed = parse(value)
-    except yaml.YAMLError:
+    except YamlError as error:
+        told = unfilled([value]) or (
+            "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.told
+        )
+        if told:
+            return [hide(f"--set {shown(text)}: {told}")]
         parsed = value
     here = raw
     for part in parts[:-1]:
         child = here.setdefault(part, {})
         if not isinstance(child, dict):
-            return [f"--set {text}: {part} holds a value, not keys"]
+            return [
+                f"--set {shown(text)}: {part} holds a value, not keys; leave out what follows it, or set {part} itself"
+            ]
         here = child
-    here[parts[-1]] = value if isinstance(parsed, int | float) and _is_text(parts) else parsed
+    here[parts[-1]] = value if isinstance(parsed, int | float) and text_key else parsed
     _absolute(raw, Path.cwd())
     return []
 
@@ -182,8 +219,11 @@ def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str
         try:
             return JobConfig.model_validate(raw), removed, faults
         except ValidationError as error:
-            for detail in error.errors():
+            for number, detail in enumerate(error.errors()):
                 loc, key = key_of(detail)
+                if number >= _MOST_FAULTS:
+                    _drop(raw, loc)
+                    continue
                 if key not in removed:
                     faults.append(sentence_of(JobConfig, key, detail))
                 removed.add(key)

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from smtrain.config.section import section_in
 from smtrain.facts import table
 
+_LONGEST = 200
+
 # What a pattern of the schema means, by the key's last part.
 _PATTERNS = {
     "name": "use letters, digits and single hyphens, at most 36 in all",
@@ -44,6 +46,12 @@ _WORDS = {
 }
 
 
+def shown(text: str) -> str:
+    """What was given, on one line and short enough to be part of a sentence."""
+    text = " ".join(text.splitlines())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
+
+
 def key_of(detail: Any) -> tuple[list[str], str]:
     """Where pydantic found a fault: the keys on the way, and the key as it is written in a config."""
     way = [part for part in detail["loc"] if isinstance(part, str) and part != "[key]"]
@@ -54,7 +62,9 @@ def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
     """A fault that pydantic found in `root`, a whole config or one section: the key, what was given, the remedy."""
     kind, given = detail["type"], detail.get("input")
     if kind == "missing" and isinstance(detail["loc"][-1], int):
-        return f"{key}: got {given!r}; it has too few numbers, as many as in {_default(root, key)!r} are needed"
+        return (
+            f"{key}: got {shown(repr(given))}; it has too few numbers, as many as in {_default(root, key)!r} are needed"
+        )
     if kind == "missing":
         key = "model.path" if key == "model" else key
         return f"{key}: is missing; set it in the config or with --set {key}=..."
@@ -64,11 +74,11 @@ def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
             f"did you mean {known}?" if known else f"known: {', '.join(_siblings(root, key))}"
         )
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: got {given!r}; it is a section with keys of its own"
+        return f"{key}: got {shown(repr(given))}; it is a section with keys of its own"
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
-        return f"{key}: got {given!r}; {words}"
-    return f"{key}: got {given!r}; {in_words(detail)}"
+        return f"{key}: got {shown(repr(given))}; {words}"
+    return f"{key}: got {shown(repr(given))}; {in_words(detail)}"
 
 
 def in_words(detail: Any) -> str:

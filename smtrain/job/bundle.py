@@ -23,6 +23,7 @@ PARTS = (
     "extras.py",
     "machine.py",
     "text.py",
+    "yaml_text.py",
     "contract",
     "config",
     "facts",

@@ -17,14 +17,14 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def front_matter(text: str) -> dict[str, Any]:
     """The metadata at the head of a README; empty where there is none, or none that can be read."""
-    import yaml
+    from smtrain.yaml_text import YamlError, parse
 
     match = _FRONT.match(text)
     try:
-        found = yaml.safe_load(match[1]) if match else None
-    except (yaml.YAMLError, RecursionError):
+        found = parse(match[1]) if match else None
+    except YamlError:
         return {}
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def hub_name(path: str | None) -> str | None:

@@ -17,6 +17,7 @@ from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of, 
 from smtrain.planner.auto import accepted, fit_faults
 from smtrain.planner.calibration import UNCALIBRATED, best_published, half_width, nearest, spread_of
 from smtrain.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
+from smtrain.planner.here import is_here, plan_here
 from smtrain.planner.machines import GIB, Machine, Mesh, Work, is_planned
 from smtrain.planner.measured import Correction, correction
 from smtrain.planner.memory import checkpoint_bytes, host_memory, worst_core
@@ -62,7 +63,9 @@ def plan(
             on those of one's own, where `machines` names these alone. All that is planned for the same chip is
             corrected by it.
         target: Plan engine and mesh of a run on `aws`, of one that is `local`, or of one on a `slurm` cluster, with the
-            attempts that cluster.time cuts it into. Default: slurm where the config says so, else aws.
+            attempts that cluster.time cuts it into. Default: slurm if the config says so; local if it says so and
+            names no compute.instance_type, unless instances are asked for (`machines`, `best`, a limit); else aws. A
+            local plan without an instance type is one of this machine: processes and memory, no dollars.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
 
@@ -86,7 +89,10 @@ def plan(
         if limit is not None and not 0 < limit < inf
     ]:
         raise ConfigError(faults)
-    config, shape = subject(source, model, set_, sections, target)
+    of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
+    config, shape = subject(source, model, set_, sections, target, for_machines=of_instances)
+    if is_here(config) and not of_instances:
+        return plan_here(config, measured)
     described = machines_known(config, machine_file)
     known = Prices(prices or own_prices(), own_price_rows(described))
     work, _ = work_of(config, shape)
@@ -136,6 +142,9 @@ def plan(
     same = next((c for c, _ in choices if c.machine == own), None)
     beyond += larger_batch(config, same, lambda larger: _legal(larger, by_time(larger)))
     made = replace(made, relaxed=tuple(beyond))
+    if target is None and not of_instances and config.target == "aws" and _default_machines(config):
+        unnamed = f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans this machine"
+        made = replace(made, warnings=(*made.warnings, unnamed))
     left_out = f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
     return replace(made, warnings=(*made.warnings, left_out)) if unpriced else made
 
@@ -144,6 +153,10 @@ def _engine(config: JobConfig, machine: Machine) -> EngineName:
     """The engine that a config names, else that of the machine."""
     named = config.target == "local" or "engine" in config.train.model_fields_set
     return config.train.engine if named else engine_of(machine.type)
+
+
+def _default_machines(config: JobConfig) -> bool:
+    return "instance_type" not in config.compute.model_fields_set
 
 
 def _unpriced(found: Sequence[Candidate], config: JobConfig, prices: Prices) -> list[str]:

@@ -9,6 +9,7 @@ from smtrain.config.section import Section
 from smtrain.config.training import MOST_STEPS
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import EngineName, engine_of
+from smtrain.planner.here import processes_here
 from smtrain.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.planner.search import RANK, Candidate, refusals, search, with_adapters
 from smtrain.planner.workload import positions_of, shape_of, work_of
@@ -35,6 +36,12 @@ def with_engine(config: JobConfig) -> JobConfig:
         return config
     engine = "native" if config.target == "local" else engine_of(config.compute.instance_type)
     return _with(config, train={"engine": engine})
+
+
+def with_processes(config: JobConfig) -> JobConfig:
+    """The config with the training processes of this machine, if it runs here and names no machines."""
+    processes = processes_here(config)
+    return config if processes is None else _with(config, compute={"processes_per_instance": processes})
 
 
 def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil, exp, expm1, inf, sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from math import ceil, exp, expm1, inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
-from smtrain.errors import ConfigError, first_line
-from smtrain.facts import parse, table
+from smtrain.config.yaml_file import read_toml
+from smtrain.errors import ConfigError
+from smtrain.facts import table
 from smtrain.planner.machines import Machine, Work
 from smtrain.planner.memory import checkpoint_bytes
 
 HOUR = 3600.0
+_OPTIONS = ("on_demand", "spot", "reserved")
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,10 @@ class Prices:
 
     def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = ()) -> None:
         shipped = table("prices")
-        own = _read(Path(file)) if file else {}
+        own = _own(Path(file)) if file else {}
         self._rows = [*shipped["rows"], *own.get("rows", [])]
         self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
-        try:
-            self._prices = [Price(**row) for row in self._rows]
-        except TypeError as error:
-            raise ConfigError(
-                [f"{file}: a row of prices is wrong ({first_line(error)}); facts/prices.toml shows the format"]
-            ) from None
+        self._prices = [Price(**row) for row in self._rows]
         self._prices += mine
 
     def find(self, type_: str, option: str, region: str | None) -> Price | None:
@@ -60,13 +58,58 @@ class Prices:
         return found[-1] if found else None
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return parse(file.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError([f"{file}: prices cannot be read ({error.strerror}); name a TOML file"]) from error
-    except ValueError as error:
-        raise ConfigError([f"{file}: prices cannot be read ({first_line(error)}); it must be TOML"]) from error
+def _own(file: Path) -> dict[str, Any]:
+    """The user's rows and assumptions. Raises `ConfigError` for keys that nothing reads and values of another kind."""
+    found = read_toml(file, "prices", "name a TOML file of prices")
+    assumptions = table("prices")["assumptions"]
+    faults = [f"{key}: {_unknown(key, ('rows', 'assumptions'))}" for key in found.keys() - {"rows", "assumptions"}]
+    given, rows = found.get("assumptions", {}), found.get("rows", [])
+    if not isinstance(given, dict):
+        faults.append("assumptions: must be a table, `[assumptions]`")
+    elif wrong := [key for key in given if key not in assumptions]:
+        faults += [f"assumptions.{key}: {_unknown(key, assumptions)}" for key in wrong]
+    else:
+        faults += [f"assumptions.{key}: got {value!r}; a number above 0 is needed"
+                   for key, value in given.items()
+                   if not _is_number(value) or value < 0 or (value == 0 and not key.endswith("_minutes"))]  # fmt: skip
+    if not isinstance(rows, list):
+        faults.append("rows: must be a list, `[[rows]]`")
+    else:
+        faults += [f"a row of prices is wrong ({fault})" for row in rows if (fault := _row_fault(row))]
+    if faults:
+        raise ConfigError([f"{file}: {fault}; facts/prices.toml shows the format" for fault in faults])
+    return found
+
+
+def _row_fault(row: Any) -> str | None:
+    """The first thing that is wrong with a row of a user's file."""
+    kinds = {field.name: field.type for field in fields(Price)}
+    if not isinstance(row, dict):
+        return "it is no table; write `[[rows]]` above its keys"
+    for key in row.keys() - kinds.keys():
+        return f"{key}: {_unknown(key, kinds)}"
+    for key, kind in kinds.items():
+        if key not in row and key != "guess":
+            return f"{key} is missing"
+        value = row.get(key, False)
+        if kind == "float" and not (_is_number(value) and value >= 0):
+            return f"{key}: got {value!r}; a number of at least 0 is needed"
+        if kind == "str" and not isinstance(value, str):
+            return f"{key}: got {value!r}; text is needed, in quotes"
+        if kind == "bool" and not isinstance(value, bool):
+            return f"{key}: got {value!r}; it is true or false"
+    return None if row["option"] in _OPTIONS else f"option: got {row['option']!r}; it is {' or '.join(_OPTIONS)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    """An unknown key, with the near one, else all."""
+    names = list(known)
+    near = get_close_matches(key, names, n=1)
+    return f"unknown key; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(names)}"
 
 
 @dataclass(frozen=True)

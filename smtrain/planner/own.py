@@ -7,13 +7,12 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from smtrain.config import JobConfig
 from smtrain.config.machine import MachineEntry, MachineName
 from smtrain.config.sentences import key_of, sentence_of
-from smtrain.config.yaml_file import parse
+from smtrain.config.yaml_file import read_yaml
 from smtrain.errors import ConfigError
 from smtrain.planner.cost import Price
 from smtrain.planner.machines import Machine
@@ -34,13 +33,7 @@ def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[st
 
 def read(path: Path) -> dict[str, MachineEntry]:
     """The machines of a file. Raises `ConfigError`: it cannot be read, or is not of their form."""
-    try:
-        found = parse(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError([f"{path}: machines cannot be read ({error.strerror}); name a YAML file"]) from None
-    except (ValueError, yaml.YAMLError) as error:
-        told = " ".join(str(error).split())
-        raise ConfigError([f"{path}: machines cannot be read ({told}); it must be YAML, {_HINT}"]) from None
+    found = read_yaml(path, "machines", f"it must be YAML, {_HINT}")
     if isinstance(found, Mapping):
         found = found.get("machines", {} if found.keys() & JobConfig.model_fields.keys() else found)
     if not found:

@@ -11,7 +11,7 @@ from smtrain.config.secrets import hide
 from smtrain.edge import public
 from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape
-from smtrain.planner.auto import NO_MESH, with_engine, with_sizes
+from smtrain.planner.auto import NO_MESH, with_engine, with_processes, with_sizes
 from smtrain.planner.fallback import fallback_faults
 from smtrain.planner.machines import named_shape
 from smtrain.planner.workload import shape_of
@@ -55,13 +55,13 @@ def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
         faults += faults_of(config, left_out, shape_alone=shape_alone)
         faults += [text for keys, text in fallback_faults(config) if not left_out & keys]
     if faults or config is None:
-        raise ConfigError([hide(fault) for fault in faults])
+        raise ConfigError([hide(" ".join(fault.splitlines())) for fault in faults])
     return config
 
 
 def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     """The config with what its machines decide, and the keys that could not be decided; why not goes to the faults."""
-    config = with_engine(config)
+    config = with_processes(with_engine(config))
     if not given.left_out:
         try:
             return with_sizes(config, auto=given.auto), set()
@@ -75,20 +75,31 @@ def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
     return config, undecided
 
 
-def planned_for(source: Source | None, *, set_: Sequence[str] = (), **sections: Any) -> str:
-    """The target of a plan that names none: the config's own cluster, else AWS, also for what is tried here first."""
+def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any) -> str:
+    """The target of a plan that names none: the config's own cluster; this machine, if the config says so and names no
+    instance type; else AWS, also for what is tried here first. `for_machines`: the plan is one of instances."""
     config = draft(source, set_=set_, **sections).config
-    return "slurm" if config is not None and config.target == "slurm" else "aws"
+    if config is not None and config.target == "slurm":
+        return "slurm"
+    here = config is not None and config.target == "local" and "target" in config.model_fields_set
+    if config is None or not here or for_machines or "instance_type" in config.compute.model_fields_set:
+        return "aws"
+    return "local"
 
 
 def subject(
-    source: Source | None, model: str | None, set_: Sequence[str], sections: dict[str, Any], target: str | None
+    source: Source | None,
+    model: str | None,
+    set_: Sequence[str],
+    sections: dict[str, Any],
+    target: str | None,
+    for_machines: bool = False,
 ) -> tuple[JobConfig, ModelShape]:
     """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
 
     Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
     """
-    target = target or planned_for(source, set_=set_, **sections)
+    target = target or planned_for(source, set_=set_, for_machines=for_machines, **sections)
     named = named_shape(model) if model else None
     if model and named:
         sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}

@@ -14,7 +14,7 @@ def summary(plan: Plan) -> str:
         m = plan.memory_gib
         parts = ", ".join(f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05)
         lines.append(f"core        {m['total']:.1f} of {m['available']:.0f} GiB ({parts})")
-        h = plan.host_memory_gib
+    if h := plan.host_memory_gib:
         lines.append(
             f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save {h['async_save']:.0f} of "
             f"{h['available']:.0f} GiB; a checkpoint is {_three(plan.checkpoint_gib)} GiB"
@@ -32,7 +32,8 @@ def summary(plan: Plan) -> str:
         lines.append(f"step        {t['total']:.3g} s: {parts}")
     if plan.fits and plan.hours is not None:
         cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
-        lines.append(f"time        {spell(plan.hours * 3600)} billed for training{cut}")
+        billed = "billed for training" if plan.step_s else "of training"
+        lines.append(f"time        {spell(plan.hours * 3600)} {billed}{cut}")
     if plan.fits and plan.dollars is not None:
         items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
         lines.append(f"cost        ${plan.dollars:,.2f} ({items})")

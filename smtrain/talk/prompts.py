@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smtrain.errors import DataError
+from smtrain.errors import DataError, first_line
 
 FIELDS = ("prompt", "messages", "instruction", "question", "text")
 """Where a record's prompt is looked for, in this order."""
@@ -60,8 +60,8 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
 def _of_record(line: str, where: str) -> Prompt:
     try:
         record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: is not JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: is not JSON ({first_line(error)}); correct the line, or take it out") from None
     if isinstance(record, str):
         return Prompt(text=record)
     name = next((name for name in FIELDS if record.get(name)), None) if isinstance(record, dict) else None
