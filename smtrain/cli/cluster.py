@@ -10,6 +10,7 @@ from smtrain.cli import options
 from smtrain.text import say
 
 app = options.app()
+USUAL_REGION = "us-west-2"
 
 
 @app.callback()
@@ -20,7 +21,10 @@ def cluster() -> None:
 @app.command()
 def template(
     config: options.Config,
-    region: Annotated[str, typer.Option(help="Region of the cluster.")] = "us-west-2",
+    region: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help=f"Region of the cluster; default: compute.region, else {USUAL_REGION}.", show_default=False),
+    ] = None,
     head_subnet: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Public subnet of the head node.", show_default=False),
@@ -56,6 +60,7 @@ def template(
     from smtrain.slurm.parallelcluster import template as make
 
     loaded = load_config(config, set_=set_ or (), target="slurm")
+    region = region or loaded.compute.region or USUAL_REGION
     site = Site(
         region, head_subnet or UNKNOWN_SUBNET, compute_subnet or UNKNOWN_SUBNET, key_name, os, ami,
         post_install=post_install, capacity_block=capacity_block, spot=spot, storage_gib=storage,

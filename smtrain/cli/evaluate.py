@@ -56,6 +56,7 @@ def evaluate(
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
     from smtrain.evaluation import api
     from smtrain.evaluation.asked import Asked
+    from smtrain.evaluation.harness import refuse_unreachable
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -70,8 +71,9 @@ def evaluate(
     def told(text: str) -> None:
         say(text, error=True)
 
-    folders = [_folder(given, target, told) if given is not None else None for given in (model, base)]
     asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
+    refuse_unreachable(asked)  # before a model is fetched for nothing
+    folders = [_folder(given, target, told) if given is not None else None for given in (model, base)]
     assert folders[0] is not None
     made = api.evaluate(folders[0], folders[1], asked, told, folders[1])
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made), whole=as_json)

@@ -6,16 +6,18 @@ import difflib
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from smtrain.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.evaluation.asked import Asked
-from smtrain.evaluation.libraries import no_repository, quiet, settled, within
+from smtrain.evaluation.libraries import endpoint, holds_data_sets, hub_answers, no_repository, quiet, settled, within
+from smtrain.evaluation.mmlu import subjects_in
 from smtrain.evaluation.progress import HarnessProgress
 from smtrain.extras import collector_paused, missing, present
 
@@ -51,6 +53,41 @@ class Measured:
     """By task, the metric that it lists first."""
     cut: int = 0
     """How many requests were longer than the model has positions for, and lost their beginning."""
+
+
+def reachable(asked: Asked) -> bool:
+    """Whether the data of tasks that are not all in `asked.data` can come from the hub; else it is what is kept here.
+
+    Takes seconds and loads nothing, so it comes before models are fetched. Raises `ConfigError` if the harness is not
+    installed, `DataError` if the hub does not answer and no data set is kept here.
+    """
+    if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
+        raise ConfigError([missing(lacking)])
+    if hub_answers():
+        return True
+    if holds_data_sets():
+        return False
+    package = find_spec("lm_eval")
+    known = _named_in(asked.data) if asked.data else set()
+    known |= _named_in(Path(package.origin).parent / "tasks") if package and package.origin else set()
+    if set(asked.tasks) <= known:  # else the harness tells which task there is not
+        raise DataError(
+            f"tasks: the data of {', '.join(asked.tasks)} cannot be read (it is not on this machine, and {endpoint()} "
+            "does not answer); give a folder that has it (evaluate.data; for mmlu a copy of the hub's cais/mmlu), or "
+            "let the machine reach the hub."
+        )
+    return False
+
+
+def refuse_unreachable(asked: Asked) -> None:
+    """Raise what `reachable` does for tasks that the folder of data has not all; its own faults are told later."""
+    folder = asked.data
+    if folder is None or (folder.is_dir() and not subjects_in(folder) and not _named_in(folder) >= set(asked.tasks)):
+        reachable(asked)
+
+
+def _named_in(folder: Path) -> set[str]:
+    return set(_names(folder.rglob("*.yaml")))
 
 
 class Tasks:
@@ -94,11 +131,12 @@ class Tasks:
                 )
             folders = [*([str(work / "mmlu")] if made else []), *([str(asked.data.resolve())] if yamls else [])]
             local = set(asked.tasks) <= {*made, *_names(yamls)}
+        offline = local or not reachable(asked)
         with collector_paused():
             from lm_eval.tasks import TaskManager
 
-        # nothing is to be asked of a network that there may not be
-        self._settled = partial(settled, work / "cache", offline=local)
+        # Without a hub its libraries take what is kept here, in place of asking it again and again.
+        self._settled = partial(settled, work / "cache", offline=offline)
         with quiet(), self._settled(), within(asked.data):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
             unknown = [name for name in asked.tasks if not self.manager.match_tasks([name])]
@@ -262,7 +300,7 @@ def _cut(found: dict[str, Any], model: Any) -> int:
     return sum(len(model.tok_encode(text)) > room for text, room in rooms if len(text.encode(errors="replace")) > room)
 
 
-def _names(yamls: list[Path]) -> Iterator[str]:
+def _names(yamls: Iterable[Path]) -> Iterator[str]:
     """The names of tasks, groups and tags in files of the harness, whose own tags a plain reader does not know."""
     for path in yamls:
         yield from (found[1] for found in _NAMED.finditer(path.read_text("utf-8", errors="replace")))

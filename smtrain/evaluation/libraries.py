@@ -7,13 +7,53 @@ was good for one evaluation would hold for all that its user does next.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import inspect
 import os
 import sys
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
+
+
+def hub_answers(seconds: float = 3.0) -> bool:
+    """Whether the hub answers within some seconds. The libraries ask five times, for 40 seconds in all."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    answered = threading.Event()
+
+    def ask() -> None:
+        request = urllib.request.Request(endpoint(), method="HEAD")  # noqa: S310 - the hub's own address
+        try:
+            urllib.request.urlopen(request, timeout=seconds).close()  # noqa: S310
+        except urllib.error.HTTPError:
+            pass  # an answer too
+        except (OSError, ValueError, http.client.HTTPException):
+            return
+        answered.set()
+
+    # Looking up a name has no time limit of its own, so it is left behind.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return answered.is_set()
+
+
+def endpoint() -> str:
+    """The hub's address, as its library reads it."""
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def holds_data_sets() -> bool:
+    """Whether the folders in which the hub's libraries keep data sets have any."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface").expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
+    made = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    return any(hub.glob("datasets--*")) or any(path.is_dir() for path in made.glob("*"))
 
 
 @contextlib.contextmanager

@@ -8,20 +8,25 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from smtrain.cli.dispatch import call
 from smtrain.config import JobConfig
 from smtrain.data.unread import UnreadText
 from smtrain.errors import ConfigError, DataError
 from smtrain.evaluation import harness, report
 from smtrain.evaluation.api import evaluate, save, shown
 from smtrain.evaluation.asked import Asked
-from smtrain.evaluation.harness import Tasks
+from smtrain.evaluation.harness import Tasks, reachable
+from smtrain.evaluation.libraries import hub_answers
 from smtrain.evaluation.mmlu import subjects_in, write_tasks
 from smtrain.evaluation.progress import HarnessProgress
 from smtrain.job.request import _metrics
@@ -356,3 +361,39 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     assert request == ("mmlu", "mmlu_base")
     for name in request:
         assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)
+
+
+def test_data_that_is_nowhere_is_told_before_a_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a hub nor a data set on this machine: said in seconds; the hub's library alone would ask for 40."""
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    begun = time.process_time()
+    assert call("evaluate", "smtrain.cli.evaluate", ["s3://nowhere/model", "--tasks", "mmlu"]) == 2
+    assert time.process_time() - begun < 5
+    told = capsys.readouterr().err
+    assert "--tasks: the data of mmlu cannot be read (it is not on this machine" in told
+    assert "give a folder that has it (--data; for mmlu a copy of the hub's cais/mmlu)" in told
+    assert not reachable(Asked(("mmlux",))), "which task there is not, the harness tells"
+    (tmp_path / "hub/datasets--cais--mmlu").mkdir(parents=True)
+    assert not reachable(Asked(("mmlu",))), "it may be what is kept here"
+
+
+def test_a_hub_that_answers_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refuses(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(405)
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert hub_answers()
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert not hub_answers()
+        server.shutdown()
