@@ -62,4 +62,4 @@ def _named(*paths: str) -> None:
 def _read(config: str | None) -> dict[str, Any] | None:
     from smtrain.checkpoint import convert
 
-    return None if config is None else convert.read_beside(config)
+    return None if config is None else convert.read_beside(options.materialised(config))

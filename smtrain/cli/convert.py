@@ -35,7 +35,9 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder or s3:// URI; its kind is read from it.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="Folder, s3:// URI or demo://; its kind is read from it.")
+    ],
     target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
     to: Annotated[
         str, typer.Option(help="Kind to write: nxd, hf, native, megatron, nemo-megatron; of LoRA checkpoints, peft.")
@@ -122,7 +124,7 @@ def convert(
         release=release,  # type: ignore[arg-type]
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
-        config=config,
+        config=options.materialised(config) if config else config,
         masters=masters,
         reordered_qkv=reordered_qkv,
         merge_adapter=merge_adapter,

@@ -22,13 +22,17 @@ app = options.app()
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="What to write.", show_default=False)]
-Model = Annotated[str, typer.Option("--model", help="Folder with the model's tokenizer.", show_default=False)]
+Model = Annotated[
+    str, typer.Option("--model", help="Folder with the model's tokenizer, or demo://.", show_default=False)
+]
 SeqLen = Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequence.")]
 
 
 @app.command()
 def prepare(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3:// or hf://.")],
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://.")
+    ],
     output: Out,
     model: Model,
     seq_len: SeqLen = 4096,
@@ -97,7 +101,8 @@ def prepare(
     for given in inputs:
         named("INPUT", given)
     named("--model", model)
-    model = folder_of(model)
+    inputs, model = [options.materialised(given) for given in inputs], options.model_folder(model)
+    validation_path = options.materialised(validation_path) if validation_path else validation_path
     common: dict[str, Any] = {
         "seq_len": seq_len, "format": form, "workers": workers, "encoding": encoding, "max_bad": max_bad,
         "overwrite": overwrite, "holdout": holdout(validation_fraction, validation_path, validation_split),
@@ -196,7 +201,7 @@ def inspect(
     named("DATASET", dataset)
     from smtrain.data import summary
 
-    about = summary.inspect(Path(folder_of(dataset)), Path(folder_of(model)) if model else None)
+    about = summary.inspect(Path(folder_of(dataset)), Path(options.model_folder(model)) if model else None)
     if png:
         summary.save_picture(about, Path(png), dataset)
     if as_json:
@@ -258,12 +263,13 @@ def import_(
     typed(FLAGS)
     named("SOURCE", source)
     named("--model", model)
-    model = folder_of(model)
     options.folder_of("OUT", output)
     from smtrain.data import exchange
     from smtrain.data.unread import unread_sentence
 
-    made = exchange.import_tokens(Path(source), Path(output), Path(model), seq_len, overwrite=overwrite)
+    made = exchange.import_tokens(
+        Path(source), Path(output), Path(options.model_folder(model)), seq_len, overwrite=overwrite
+    )
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
     for sentence in made.left_out:
         say(sentence)

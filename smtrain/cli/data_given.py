@@ -104,6 +104,8 @@ def named(word: str, text: str) -> None:
     where tokens are not on this machine."""
     if not text.strip():
         raise ConfigError([f"{word} is an empty name; name a file or a folder"])
+    if text.startswith("demo://") and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
+        raise ConfigError([f"{word}: {text} is no tokens; `smtrain data prepare {text} OUT --model FOLDER` makes some"])
     if "://" in text and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
         raise ConfigError(
             [f"{word}: {text} is not a folder of this machine; copy the tokens here (`aws s3 sync`) first"]

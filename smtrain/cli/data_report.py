@@ -11,12 +11,13 @@ from smtrain.cli import options
 from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
-from smtrain.model.hf_folder import folder_of
 from smtrain.text import say
 
 
 def report(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3:// or hf://.")],
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://.")
+    ],
     out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
     model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,  # noqa: UP045
     against: Annotated[
@@ -41,6 +42,9 @@ def report(
     for given in [*inputs, *(against or [])]:
         named("INPUT or --against", given)
     named("--out", out)
+    inputs = [options.materialised(given) for given in inputs]
+    against = [options.materialised(given) for given in against or []]
+    model = options.model_folder(model) if model else model
     from smtrain.data import report as reports
     from smtrain.data.manifest import refuse_others
     from smtrain.data.report_page import page
@@ -50,9 +54,8 @@ def report(
         refuse_others(Path(out))
     if Path(out).is_dir() or not Path(out).parent.is_dir():
         raise ConfigError([f"--out {out}: its folder is not there; name a file in a folder that is"])
-    folder = Path(folder_of(model)) if model else None
     made = reports.report(
-        inputs, folder, against or (), text_column=text_column, format=cast(Any, form),
+        inputs, Path(model) if model else None, against, text_column=text_column, format=cast(Any, form),
         most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=asked,
     )  # fmt: skip
     Path(out).write_text(page(made), "utf-8")

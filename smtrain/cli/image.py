@@ -63,6 +63,7 @@ def build(
     if push and (context or print_):
         raise typer.BadParameter("--push needs the image to be built; leave --print and --context out")
     base = base or _image_of(job)
+    _say_unpatched(base)
     client = None
     try:
         client = connect("let any builder do it, by --context FOLDER")
@@ -117,6 +118,7 @@ def verify(
     from smtrain.image.verify import verify as look_at
     from smtrain.local.containers.daemon import connect, local_image
 
+    _say_unpatched(image)
     job = _load(config, set_) if config else None
     if job is None and set_:
         raise LocalError("--set changes a config, and none is named; give one with --for")
@@ -144,6 +146,7 @@ def pull(
     from smtrain.image import registry
     from smtrain.local.containers.daemon import connect, present_image
 
+    _say_unpatched(image)
     client = connect("")
     if present_image(client, image):
         say(f"image {image} is here already")
@@ -187,6 +190,14 @@ def tiny(
         raise LocalError(f"--from {root}: is not a root folder, as it has no folder usr; `debootstrap` makes one")
     make(connect(""), name, Path(root) if root else None)
     say(f"image {name} is made; use it with --docker --set local.image={name}")
+
+
+def _say_unpatched(image: str) -> None:
+    """Say on stderr that AWS no longer patches an image."""
+    from smtrain.facts.images import unpatched
+
+    if told := unpatched(image):
+        say(told, error=True)
 
 
 def _load(config: str, set_: list[str] | None) -> JobConfig:

@@ -10,7 +10,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.facts import table
-from smtrain.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri
+from smtrain.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri, unpatched
 from smtrain.text import say
 
 app = options.app()
@@ -48,7 +48,8 @@ def images(
         say(f"{name} needs {row['needs']}")
     say(f"\n{'IMAGE FOR GPUS':94} {'CUDA':5} PATCHED UNTIL")
     for row in gpu_rows():
-        say(f"{row['repository'] + ':' + row['tag']:94} {row['cuda']:5} {row['patched_until']}")
+        name = f"{row['repository']}:{row['tag']}"
+        say(f"{name:94} {row['cuda']:5} {row['patched_until']}{' (ended)' if unpatched(name) else ''}")
         say(f"    {row['note']}")
     told_uri = uri or "no image is known; set compute.image"
     say(f"\n{region}, engine {engine.value} on Neuron cores: {told_uri}")

@@ -35,7 +35,7 @@ def launch(
     every: options.Every = None,
 ) -> None:
     """Start one stage of a config and follow it."""
-    from smtrain.cli.price_check import planned
+    from smtrain.cli.price_check import planned, say_unpatched
     from smtrain.job.git_tag import tagged
     from smtrain.planner.resolve import load_config
     from smtrain.submission.api import launch as launch_stage
@@ -47,6 +47,8 @@ def launch(
     options.here_alone(docker, where or loaded.target)
     if stage.value == "train":
         loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
+    else:
+        say_unpatched(loaded, where)
     if show_uploads:
         list_uploads(loaded, [stage.value], where)
         return

@@ -11,6 +11,7 @@ import typer
 from smtrain.aws.target import TargetName
 from smtrain.cli.typed import typed
 from smtrain.contract.requests import is_of_run
+from smtrain.model.hf_folder import folder_of as folder_with
 from smtrain.text import say
 
 if TYPE_CHECKING:
@@ -224,9 +225,15 @@ def _narrow_help() -> None:
 
 
 def materialised(model: str) -> str:
-    """A model of the demo as the folder that it is made into; anything else as it is."""
+    """A model or text of the demo as the folder that it is made into; anything else as it is. Every command takes what
+    a user names by this or by `talk.models.find`."""
     if not model.startswith("demo://"):
         return model
     from smtrain.demo import materialise
 
     return str(materialise(model))
+
+
+def model_folder(model: str) -> str:
+    """The folder of a model, which may be named by one of its files, or as one of the demo's."""
+    return folder_with(materialised(model))

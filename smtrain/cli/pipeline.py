@@ -27,17 +27,20 @@ def pipeline(
     no_check: options.NoCheck = False,
 ) -> None:
     """Print the stages of a config as the definition of a SageMaker pipeline, or create it."""
+    from smtrain.cli.price_check import say_unpatched
+    from smtrain.planner.resolve import load_config
     from smtrain.submission.pipeline import pipeline as made
 
     options.on_aws(config, target, set_, "pipeline")
+    loaded = load_config(config, set_=set_ or (), target=options.name_of(target))
+    say_unpatched(loaded)
     definition = made(
-        config,
+        loaded,
         name=name,
         upsert=upsert,
         start=start,
         check=not no_check,
         target=options.name_of(target),
-        set_=set_ or (),
     )
     if not (upsert or start):
         say(json.dumps(definition, indent=2), whole=True)

@@ -9,8 +9,16 @@ import typer
 from smtrain.aws.target import TargetName
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError, JobError
+from smtrain.facts.images import unpatched
 from smtrain.planner import plan_tag
 from smtrain.text import say
+
+
+def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
+    """Say on stderr that the image of a run on AWS gets no more patches, if a plan does not say it."""
+    told = unpatched(config.compute.image) if (target or config.target) == "aws" else None
+    if told:
+        say(f"compute.image: {told}", error=True)
 
 
 def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bool = True) -> JobConfig:
@@ -32,6 +40,8 @@ def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bo
         plan = None
     if plan and show:
         say(plan)
+    else:
+        say_unpatched(config, "aws")
     dollars = plan.dollars if plan and plan.fits else None
     if ask and limit is not None and (dollars is None or dollars > limit):
         if dollars is not None:

@@ -44,6 +44,7 @@ def tune(
     no_check: options.NoCheck = False,
 ) -> None:  # fmt: skip
     """Train a config several times with other values; the table shows which are best, best.yaml has them."""
+    from smtrain.cli.price_check import say_unpatched
     from smtrain.errors import ConfigError
     from smtrain.job.git_tag import tagged
     from smtrain.planner.resolve import load_config
@@ -58,10 +59,12 @@ def tune(
         if loaded.target != "aws":
             raise ConfigError(["--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
                                "--target aws"])  # fmt: skip
+        say_unpatched(loaded, where)
         request = api.tuning_job(loaded, **asked, early_stop=early_stop, target=where)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), whole=True)
         return
     loaded = tagged(load_config(config, set_=set_ or (), target=where))
+    say_unpatched(loaded, where)
     found = api.tune(
         loaded, **asked, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
         check=not no_check,

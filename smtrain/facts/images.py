@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from typing import Any
 
 from smtrain.errors import ConfigError
@@ -81,6 +82,19 @@ def gpu_row(uri: str) -> dict[str, Any] | None:
     """What is known of the GPU image that a URI names; None for any other."""
     name = uri.rpartition("/")[2]
     return next((row for row in gpu_rows() if name == f"{row['repository']}:{row['tag']}"), None)
+
+
+def unpatched(uri: str | None, today: date | None = None) -> str | None:
+    """What is wrong with an image that AWS no longer patches, with the remedy; None for one that it does, and for any
+    whose end is not known. `today` is UTC's."""
+    row = gpu_row(uri) if uri else None
+    if row is None or (today or datetime.now(timezone.utc).date()) <= date.fromisoformat(row["patched_until"]):
+        return None
+    newest = next(r for r in gpu_rows() if r["whole"])
+    return (
+        f"AWS's patches of {row['repository']}:{row['tag']} ended on {row['patched_until']}; leave compute.image out "
+        f"for {newest['repository']}:{newest['tag']}, which has them until {newest['patched_until']}"
+    )
 
 
 def _registry(region: str) -> str:

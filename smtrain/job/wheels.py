@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.aws.target import Target
 from smtrain.contract.entrypoints import entrypoints_folder
 from smtrain.facts import table
+from smtrain.facts.images import gpu_row
 from smtrain.home import home
 from smtrain.job import pip
 from smtrain.job.inputs import Upload
@@ -76,7 +77,10 @@ def lock_file() -> Path:
 
 
 def pythons(image: str) -> list[str]:
-    """The CPython releases that an image may have, as pip says them ("312"): what its tag tells, else all."""
+    """The CPython releases that an image may have, as pip says them ("312"): what is known of it or its tag tells, else
+    all."""
+    if row := gpu_row(image):
+        return [row["python"].replace(".", "")]
     told = _PYTHON.search(image.rpartition(":")[2])
     return [f"3{told[1]}"] if told else list(table("images")["contents"]["pythons"])
 

@@ -29,7 +29,7 @@ from smtrain.planner.result import Choice, Plan
 from smtrain.planner.search import Candidate, doubts, search
 from smtrain.planner.stages import ON_CPU, machine_for, need
 from smtrain.planner.throughput import step_time
-from smtrain.planner.warnings import memory_warnings, run_warnings
+from smtrain.planner.warnings import image_warnings, memory_warnings, run_warnings
 from smtrain.planner.workload import described_of, shape_of, taken_by_name, text_bytes, work_of
 
 RankBy = Literal["time", "cost"]
@@ -212,7 +212,7 @@ def _plan(
         warnings += doubts(work, machine, mesh, fastest)
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
-    warnings += taken_by_name(config) + corrected.said(machine)
+    warnings += image_warnings(config) + taken_by_name(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     if not calibrated:
         where = machine.type if near is None else f"this shape (nearest: {near.run})"

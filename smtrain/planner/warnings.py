@@ -6,6 +6,7 @@ from math import isfinite
 
 from smtrain.config import JobConfig
 from smtrain.config.units import spell
+from smtrain.facts.images import unpatched
 from smtrain.planner.cost import HOUR, Cost, Saving
 from smtrain.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.planner.memory import host_memory
@@ -53,6 +54,12 @@ def slow_stop(step_s: float, save_s: float) -> str | None:
         f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {GRACE_SECONDS} s that are given "
         "after a stop or an interruption: what was trained since the last checkpoint is lost then"
     )
+
+
+def image_warnings(config: JobConfig) -> list[str]:
+    """That the image of a run on AWS gets no more patches."""
+    told = unpatched(config.compute.image) if config.target == "aws" else None
+    return [f"compute.image: {told}"] if told else []
 
 
 def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import datetime, timezone
 from typing import Any
 
 from smtrain.config import JobConfig
@@ -13,7 +12,7 @@ from smtrain.contract.needs import data_needs, packages
 from smtrain.errors import LocalError
 from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
-from smtrain.facts.images import ecr_image, gpu_row, of_aws, sdk_release, serves
+from smtrain.facts.images import ecr_image, gpu_row, of_aws, sdk_release, serves, unpatched
 from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
@@ -108,13 +107,12 @@ def _for_gpus(uri: str) -> Iterator[Finding]:
     """A GPU image's CUDA and how long AWS mends it."""
     row = gpu_row(uri)
     if row is not None:
-        over = row["patched_until"] < datetime.now(timezone.utc).date().isoformat()
-        yield Finding(
-            "image", "warning" if over else "ok",
-            f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
-            f"{'ended' if over else 'end'} on {row['patched_until']}",
-            "build a newer one and name it in compute.image" if over else "",
-        )  # fmt: skip
+        ended = unpatched(uri)
+        told = f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
+        if ended is None:
+            yield Finding("image", "ok", f"{told}end on {row['patched_until']}")
+        else:
+            yield Finding("image", "warning", f"{told}ended on {row['patched_until']}", ended.partition("; ")[2])
 
 
 def _contents(uri: str) -> Finding:

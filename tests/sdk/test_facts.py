@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,7 +17,16 @@ from botocore.session import Session
 import smtrain
 from smtrain.config.training import Train
 from smtrain.facts import table
-from smtrain.facts.images import gpu_row, gpu_rows, image_rows, image_uri, sdk_release, serves, training_image
+from smtrain.facts.images import (
+    gpu_row,
+    gpu_rows,
+    image_rows,
+    image_uri,
+    sdk_release,
+    serves,
+    training_image,
+    unpatched,
+)
 
 XLA = ("NEURON_CC_FLAGS", "NEURON_FUSE_SOFTMAX", "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS")
 IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:"
@@ -173,6 +183,22 @@ def test_gpus_get_the_newest_image_that_has_what_the_stages_import(region: str, 
     assert row["released"] == max(r["released"] for r in gpu_rows() if r["whole"])
     with pytest.raises(smtrain.ConfigError, match="no registry of training images is known for 'mars-1'"):
         training_image("mars-1", "native", "ml.g5.xlarge")
+
+
+def test_the_default_image_of_gpus_is_patched_today() -> None:
+    """When this fails, look for a newer image with transformers (facts/images.toml says where), and put it first."""
+    assert unpatched(training_image("us-west-2", "native", "ml.p5.48xlarge")) is None
+
+
+def test_an_image_that_is_no_longer_patched_is_told_with_the_one_to_take() -> None:
+    ended = next(row for row in gpu_rows() if row["patched_until"] == "2026-10-15")
+    uri = f"763104351884.dkr.ecr.us-west-2.amazonaws.com/{ended['repository']}:{ended['tag']}"
+    assert unpatched(uri, date(2026, 10, 15)) is None, "the last day"
+    told = unpatched(uri, date(2026, 10, 16))
+    assert told is not None
+    assert told.startswith(f"AWS's patches of {ended['repository']}:{ended['tag']} ended on 2026-10-15; leave compute.")
+    for other in (None, "own:1", training_image("us-west-2", "nxd", "ml.trn1.32xlarge")):
+        assert unpatched(other) is None
 
 
 def test_no_price_changes_by_accident() -> None:

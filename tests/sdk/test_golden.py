@@ -56,7 +56,7 @@ def test_a_gpu_job_starts_a_process_on_each_device_and_has_no_neuron_in_it() -> 
     assert p5["Environment"]["FI_PROVIDER"] == "efa"
     assert not {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA"} & g5["Environment"].keys()
     for request in (p5, g5):
-        assert "-gpu-" in request["AlgorithmSpecification"]["TrainingImage"]
+        assert "-cu130-" in request["AlgorithmSpecification"]["TrainingImage"]
         assert not [key for key in request["Environment"] if "NEURON" in key or "XLA" in key]
 
 
