@@ -30,6 +30,9 @@ Wanted = Literal["text", "ids"]
 MODES = "modes of a multimodal dataset"
 """What a Megatron pair may hold of its sequences, and text has no use for."""
 
+_PACKED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
+"""The first bytes of what is compressed, by the ending."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -99,14 +102,37 @@ def cut_file(
         elif file.kind == "megatron":
             yield from _megatron_blocks(file)
         elif file.kind == "text" and separator is None:
-            yield from _whole_text(file)
+            yield from _as_named(file, _whole_text(file))
         elif file.kind not in ("jsonl", "text"):
             yield from _form_blocks(file, text_column)
         else:
-            yield from _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
+            cut = _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
+            yield from _as_named(file, cut)
     except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
         kind = {"parquet": "as Parquet ", "arrow": "as Arrow "}.get(file.kind, "")
         raise unreadable(file, error, kind) from None
+
+
+def _as_named(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks of a file of text. Raises DataError if its first bytes are those of another kind of file."""
+    for block in blocks:
+        if block.first:
+            _refuse_another_kind(file, bytes(block.payload[:8]))
+        yield block
+
+
+def _refuse_another_kind(file: SourceFile, head: bytes) -> None:
+    packed = next((name for name, start in _PACKED.items() if head.startswith(start)), None)
+    if packed:
+        wanted = f"{file.path}{packed}"
+    elif head.startswith(b"PAR1"):
+        wanted = f"{file.path.rpartition('.')[0] or file.path}.parquet"
+    elif head.startswith(b"ARROW1"):
+        wanted = f"{file.path.rpartition('.')[0] or file.path}.arrow"
+    else:
+        return
+    what = packed.removeprefix(".") if packed else wanted.rpartition(".")[2]
+    raise DataError(f"{file.path} holds {what} and not {file.kind}, by its first bytes; rename it to {wanted}.")
 
 
 def unpacked(file: SourceFile, raw: Any) -> Any:

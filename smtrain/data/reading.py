@@ -133,12 +133,21 @@ def _read_lines(block: Block, column: TextOf) -> Documents:
         row, fault = parse_line(raw)
         if not fault:
             text, fault = column.of(row)
-            fault = fault or add_text(texts, text, column.column)
+            fault = fault or _taken(texts, text, row, column.column)
             found.unread.count([] if fault else unread_fields(row, column.needed))
         if fault:
             found.bad.append(BadLine(block.file.name, found.lines, fault))
     found.texts = strings(texts)
     return found
+
+
+def _taken(texts: list[str], text: object, row: dict[str, Any], column: str) -> str:
+    """Take the text of a record, or say what is wrong with it and which of its fields are text."""
+    fault = add_text(texts, text, column)
+    if not fault or text is None or isinstance(text, (str, bytes)):
+        return fault
+    others = [name for name, value in row.items() if isinstance(value, str)]
+    return f"{fault}; set data.text_column to {' or '.join(others[:5])}" if others else fault
 
 
 def split_lines(block: Block) -> list[bytes]:
@@ -154,7 +163,7 @@ def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
     try:
         row = json.loads(raw.decode())
     except UnicodeDecodeError as error:
-        return {}, f"not UTF-8 at byte {error.start + 1} of the line"
+        return {}, f"not UTF-8 at byte {error.start + 1} of the line; set data.encoding to what it is in"
     except (ValueError, RecursionError) as error:
         return {}, f"not JSON ({first_line(error)})"
     return (row, "") if isinstance(row, dict) else ({}, f"a JSON {type(row).__name__}, not an object")
@@ -192,7 +201,8 @@ def _read_text(block: Block, separator: str | None) -> Documents:
             if text or not separator:
                 texts.append(text)
         except UnicodeDecodeError as error:
-            why = "not UTF-8" if separator else f"not UTF-8 at byte {error.start:,}; set data.encoding to what it is in"
+            place = "" if separator else f" at byte {error.start:,}"
+            why = f"not UTF-8{place}; set data.encoding to what it is in"
             found.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why))
         line += raw.count(b"\n") + (separator or "").count("\n")
     found.texts = strings(texts)
