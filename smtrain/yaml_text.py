@@ -102,7 +102,7 @@ class _Values:
     def __init__(self, text: str, unknown_tags: bool) -> None:
         self.text, self.way = text, ""
         self._unknown_tags = unknown_tags
-        self._events = yaml.parse(text, Loader=_PARSER)
+        self._events: Any = yaml.parse(text, Loader=_PARSER)
         self._resolver = yaml.resolver.Resolver()
         self._constructor = SafeConstructor()
         self._anchors: dict[str, _Anchored] = {}
@@ -170,7 +170,8 @@ class _Values:
         return copy.deepcopy(anchored.value)
 
     def _list(self, event: Any, depth: int) -> list[Any]:
-        way, items = self.way, []
+        way = self.way
+        items: list[Any] = []
         self._plain_tag(event, "seq")
         while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
             self.way = f"{way}[{len(items)}]"
@@ -194,7 +195,7 @@ class _Values:
                 continue
             if name in lines:
                 self.fault(key, f"{name!r} is written twice (first at line {lines[name]}); put both into one")
-            lines[name] = key.start_mark.line + 1
+            lines[name] = _line(key)
             self.way = f"{way}.{name}" if way else name
             found[name] = self._value(next(self._events), depth + 1)
         self.way = way
@@ -262,7 +263,8 @@ class _Values:
         if event.tag and event.tag != "!":
             return str(event.tag)
         implicit = event.implicit if event.tag is None else (False, True)
-        return str(self._resolver.resolve(yaml.ScalarNode, event.value, implicit))
+        resolved: Any = self._resolver
+        return str(resolved.resolve(yaml.ScalarNode, event.value, implicit))
 
     def _plain_tag(self, event: Any, name: str) -> None:
         """Refuse a list or mapping with another tag than its own."""
@@ -274,6 +276,11 @@ class _Values:
         tag = str(event.tag)
         tag = f"!!{tag.removeprefix(_CORE)}" if tag.startswith(_CORE) else tag
         self.fault(event, f"the tag {tag} is not for settings; leave it out, and put text that begins with ! in quotes")
+
+
+def _line(event: Any) -> int:
+    """The line of an event, from 1."""
+    return int(event.start_mark.line) + 1
 
 
 def unfilled(lines: list[str]) -> str:

@@ -26,6 +26,7 @@ Source = JobConfig | Mapping[str, Any] | str | Path
 _DIGITS = 100
 _LARGEST = 10**_DIGITS
 _MOST_FAULTS = 50
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
 _LOCAL_PATHS = (("model", "path"), ("model", "weights"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
 
 
@@ -54,7 +55,7 @@ def draft(
     known = get_args(JobConfig.model_fields["target"].annotation)
     if target is not None and raw.get("target", target) in (*known, target):  # a wrong one stands, to be told
         raw["target"] = target
-    if told := list(_text_faults(raw)):
+    if told := [*_text_faults(raw), *_name_faults(raw)]:
         raise ConfigError([" ".join(fault.splitlines()) for fault in told[:_MOST_FAULTS]])
     place_on_cluster(raw, _paths(raw))
     auto = raw.get("parallel") == "auto"
@@ -130,6 +131,19 @@ def _text_faults(value: Any, key: str = "") -> Iterator[str]:
             yield f"{key}: holds the character U+0000; take it out"
         elif any("\ud800" <= letter <= "\udfff" for letter in value):
             yield f"{key}: holds a byte that is not UTF-8; write the text in UTF-8"
+
+
+def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
+    """Faults of paths that no file system takes."""
+    for given, field in _paths(raw):
+        value = given.get(field) if isinstance(given, dict) else None
+        if isinstance(value, str) and (
+            len(value.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/"))
+        ):
+            yield (
+                f"{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between two slashes, "
+                f"{_LONGEST_PATH:,} in all); name a shorter one"
+            )
 
 
 def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:

@@ -99,7 +99,7 @@ def plan_here(config: JobConfig, measured: float | None = None) -> Plan:
     mesh, host, steps = _mesh(config), _host(config), config.train.steps
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
     free, need = memory_here(), memory_of(config) or 0.0
-    faults = ()
+    faults: tuple[str, ...] = ()
     if free is not None and need > free:
         offer = what_fits(config, cores_here(), free)
         remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"

@@ -77,7 +77,7 @@ def test_what_both_take_is_what_the_safe_loader_says(text: str) -> None:
 class _Texts(yaml.SafeLoader):
     """yaml's own, with dates and `=` as texts."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         self.flatten_mapping(node)
         return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
 

@@ -43,8 +43,7 @@ def test_a_local_config_without_machines_runs_what_this_machine_has(
 
 def test_plan_check_and_launch_give_one_answer(local_home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "gpus_here", lambda: 0)
-    for target, given in (("local", {**GIVEN, "target": "aws"}), (None, GIVEN)):
-        plan = smtrain.plan(given, target=target)
+    for plan in (smtrain.plan({**GIVEN, "target": "aws"}, target="local"), smtrain.plan(GIVEN)):
         assert (plan.machines, plan.mesh.dp, plan.fits, plan.dollars) == ("this machine", 1, True, None)
         assert str(plan).startswith("tiny-llama: 9.43 M parameters on this machine\nmesh        tp 1 x pp 1 x dp 1")
         assert "--target aws" in str(plan)
