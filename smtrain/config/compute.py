@@ -20,7 +20,8 @@ class Compute(Section):
     instance_group: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """Request the train stage's instances as one instance group of this name (InstanceGroups)."""
     processes_per_instance: int | None = Field(None, ge=1, le=1024)
-    """Training processes per host; default: the instance's Neuron cores or GPUs, else 1."""
+    """Training processes per host; default: the instance's Neuron cores or GPUs, else 1. On this machine, without an
+    instance_type: one replica of the model for each GPU here, on the CPU one."""
     cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
     """Instance type of the stages that need no accelerator: prepare, convert, export, generate. Default: ml.m5.4xlarge,
     or for a stage that its 64 GiB do not hold the smallest type that does."""

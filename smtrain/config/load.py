@@ -140,8 +140,9 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
         if isinstance(value, str) and (
             len(value.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/"))
         ):
+            section = next((f"{name}." for name, section in raw.items() if section is given), "")
             yield (
-                f"{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between two slashes, "
+                f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between two slashes, "
                 f"{_LONGEST_PATH:,} in all); name a shorter one"
             )
 

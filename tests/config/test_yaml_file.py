@@ -169,7 +169,7 @@ def test_values_that_only_python_can_give(raw: dict[str, Any]) -> None:
     assert told({**raw, "train": {"steps": 10**5000}}).startswith("train.steps: a number has over 100 digits")
     assert told({**raw, "name": "a\0b"}) == "name: holds the character U+0000; take it out"
     assert told({**raw, "name": "a\udc80"}) == "name: holds a byte that is not UTF-8; write the text in UTF-8"
-    assert "is too long for a path" in told({**raw, "data": {"path": "x" * 256}})
+    assert told({**raw, "data": {"path": "x" * 256}}).startswith("data.path: /")
     assert "is too long for a path" in told({**raw, "data": {"path": "x/" * 3000}})
     assert told({**raw, "data": {"path": "~nobody-of-this-name/x"}}).startswith("data.path: ")
 
