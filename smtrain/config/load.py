@@ -142,8 +142,8 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
         ):
             section = next((f"{name}." for name, section in raw.items() if section is given), "")
             yield (
-                f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between two slashes, "
-                f"{_LONGEST_PATH:,} in all); name a shorter one"
+                f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between "
+                f"two slashes, {_LONGEST_PATH:,} in all); name a shorter one"
             )
 
 
