@@ -35,6 +35,9 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     for change in told.get("SecondaryStatusTransitions", []):
         took = f"{spell((change['EndTime'] - change['StartTime']).total_seconds())}" if change.get("EndTime") else "..."
         say(f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}")
+    changes = told.get("SecondaryStatusTransitions", [])
+    if changes and not changes[-1].get("EndTime") and (message := changes[-1].get("StatusMessage")):
+        say(f"             {message}")
     if cost:
         say(f"cost:        {cost}")
     if records := handle.records:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
+from smtrain.config.slurm_options import option_faults
 
 _MARGIN = 120  # seconds: Slurm's signal may come a minute early, and a minute is left to train in
 
@@ -20,6 +21,9 @@ def cluster_faults(config: JobConfig) -> Iterator[Fault]:
             {"cluster.shared"},
             "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)",
         )
+    for key, program in (("sbatch", "sbatch"), ("cpu_sbatch", "sbatch"), ("srun", "srun")):
+        for fault in option_faults(getattr(cluster, key), program):
+            yield {f"cluster.{key}"}, f"cluster.{key}: {fault}"
     limit = cluster.time or config.compute.max_run
     if limit < cluster.save_before + _MARGIN:
         key = "cluster.time" if cluster.time else "compute.max_run"

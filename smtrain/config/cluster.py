@@ -45,7 +45,10 @@ class Cluster(Section):
     container: str | None = Field(None, pattern=_WORD)
     """Image that the stage runs in: a .sif file for Apptainer, anything else for Pyxis (srun --container-image)."""
     sbatch: tuple[str, ...] = ()
-    """Further options of sbatch, such as ["--mail-type=END"]."""
+    """Further options of sbatch, such as ["--mail-type=END"]. --export=NAME passes a variable of the shell on."""
+    cpu_sbatch: tuple[str, ...] = ()
+    """Options of sbatch that ask for a part of a node, such as ["--cpus-per-task=8", "--mem=64G"], for all stages but
+    compile and train. Default: whole nodes (--exclusive, --mem=0)."""
     srun: tuple[str, ...] = ()
     """Further options of srun, such as ["--cpu-bind=none"]."""
     hyperpod: bool = False

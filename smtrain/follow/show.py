@@ -19,6 +19,7 @@ from smtrain import text
 from smtrain.aws.calls import EXPIRED, REFRESH, expired
 from smtrain.contract.log_lines import MACHINE, Line
 from smtrain.errors import JobError
+from smtrain.facts.sagemaker import ENDED
 from smtrain.follow import notebook
 from smtrain.follow.cursor import Cursor
 from smtrain.follow.follower import Change, Event, Follower, Told
@@ -128,8 +129,10 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
 
     wanted, hosts, tell = re.compile(view.grep or ""), job.hosts, _of_logs(say)
     kept: deque[Line] = deque(maxlen=view.tail)
+    silent = True
     for page in pages(job.target, job.name, view.host, job.began if view.since is None else view.since):
         for line in page:
+            silent = False
             if not wanted.search(line.text):
                 continue
             if view.tail is None:
@@ -138,6 +141,10 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
                 kept.append(line)
     for line in kept:
         tell(written(line, hosts))
+    if silent and (view.host, view.since) == (None, None):
+        told = job.describe()
+        status, yet = told["TrainingJobStatus"], "" if told["TrainingJobStatus"] in ENDED else " yet"
+        text.say(f"{job.name} has written nothing{yet}: {status} ({told['SecondaryStatus']})", error=True)
 
 
 def _draws() -> bool:

@@ -10,9 +10,11 @@ from smtrain.job.stages import Chain
 from smtrain.place.choose import cluster
 from smtrain.preflight.findings import Finding
 from smtrain.preflight.nodes import asked_nodes
+from smtrain.slurm.environment import bare
 from smtrain.slurm.head import HeadError
 from smtrain.slurm.layout import SCHEME, path_of
 from smtrain.slurm.place import SlurmPlace
+from smtrain.slurm.script import asked_for, directive, on_cpus
 
 _LEAST_FREE = 1e9  # bytes: with less not even a log and a small checkpoint are safe
 _PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their state
@@ -29,7 +31,7 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
     yield Finding("head", "ok", f"{place.head.name} has {version}")
     found = list(_partitions(chain, place, stages))
     if not any(finding.level == "fault" for finding in found):
-        found += _account(place)
+        found += _account(place, stages)
     found = [*_shared(place), *_inputs(chain, place), *found]
     yield from found
     if probe and not any(finding.level == "fault" for finding in found):  # else no node would start, or see it
@@ -94,9 +96,8 @@ def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Ite
     section = place.section
     asked: dict[str, int] = {}
     for stage in stages:
-        on_cpus = stage not in ("compile", "train")
-        name = ((section.cpu_partition if on_cpus else None) or section.partition) or default
-        asked[name] = max(asked.get(name, 0), 1 if on_cpus else chain.config.compute.instance_count)
+        name = ((section.cpu_partition if on_cpus(stage) else None) or section.partition) or default
+        asked[name] = max(asked.get(name, 0), 1 if on_cpus(stage) else chain.config.compute.instance_count)
     for name, nodes in asked.items():
         if name not in names:
             what = f"there is no partition {name!r}" if name else "there is no default partition"
@@ -128,17 +129,18 @@ def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> 
         yield Finding("partition", "ok", f"{name} is up, {usable} nodes")
 
 
-def _account(place: SlurmPlace) -> Iterator[Finding]:
-    """What sbatch itself says to the account, qos, reservation and constraint: it tests and submits nothing."""
+def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+    """What sbatch says to the options of the stages, as their scripts have them; it submits nothing."""
     section = place.section
-    named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
-    options = [f"--{name}={value}" for name, value in named.items() if value]
-    try:
-        place.head.run("sbatch", "--test-only", "--time=1", *options, *section.sbatch, "--wrap", "true")
-    except HeadError as error:
-        yield Finding("sbatch", "fault", str(error), "correct the section cluster")
-    else:
-        yield Finding("sbatch", "ok", "sbatch takes these options")
+    kinds = dict.fromkeys(tuple(asked_for(stage, section)) for stage in stages)
+    for options in kinds:
+        lines = ["#!/bin/sh", *map(directive, ["--time=1", "--output=/dev/null", *options]), "true", ""]
+        try:
+            place.head.run("sh", "-c", f"{bare(section)}bare sbatch --test-only", feed="\n".join(lines).encode())
+        except HeadError as error:
+            yield Finding("sbatch", "fault", str(error), "correct the section cluster")
+            return
+    yield Finding("sbatch", "ok", "sbatch takes these options")
 
 
 def minutes_of(limit: str) -> int | None:

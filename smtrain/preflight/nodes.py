@@ -11,11 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from smtrain.config import JobConfig
+from smtrain.config.slurm_options import options_of
 from smtrain.contract.needs import EXTRAS, data_needs
 from smtrain.extras import MODULES
 from smtrain.facts import instance
 from smtrain.facts.engines import is_gpu, is_neuron
 from smtrain.preflight.findings import Finding
+from smtrain.slurm.environment import bare
 from smtrain.slurm.head import HeadError
 from smtrain.slurm.place import SlurmPlace
 from smtrain.slurm.script import environment_lines
@@ -90,9 +92,10 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
         [*(f"{name}={shlex.quote(value)}" for name, value in known.items()), *environment_lines(section), _PROBE]
     )
     try:
-        told = place.head.run(
+        told = place.head.sh(
+            f'{bare(section)}bare "$@"',
             "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
-            "--job-name=smtrain-check", *options, *section.srun,
+            "--job-name=smtrain-check", *options, *options_of(section.srun),
             "bash", "-c", script, "bash", *_NEEDS, *_of_data(config),
             seconds=START_S + 100,
         ).decode(errors="replace")  # fmt: skip

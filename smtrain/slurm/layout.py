@@ -6,7 +6,9 @@
                               id              the Slurm job that it was submitted as
                               stop            there: somebody asked it to stop
                               code/           the bundle, unpacked
+                              slurm.out       what Slurm and its commands said in this attempt
                               logs/algo-1.log every line of a node behind its time (ISO 8601, UTC)
+                              logs/slurm-out.log  slurm.out of the attempts before, in the same form
                               nodes/algo-1/   the node's /opt/ml, links into the shared folder
                               output/model/   what the stage left; output/data/: what it measured
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 SCHEME = "file://"
 REQUEST, SCRIPT, HISTORY, STOP = "request.json", "job.sh", "history.jsonl", "stop"
+WORDS, WORDS_LOG = "slurm.out", "slurm-out.log"
 RESERVE = ".reserve"
 """Room on the disk for the words of an end, which a full one would else not take."""
 

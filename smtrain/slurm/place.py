@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeVar
 from smtrain.config.cluster import Cluster
 from smtrain.errors import ConfigError, JobError
 from smtrain.slurm import copying
+from smtrain.slurm.environment import bare
 from smtrain.slurm.head import Head, HeadError, HeadLostError
 from smtrain.slurm.known import remember
-from smtrain.slurm.layout import HISTORY, REQUEST, SCHEME, SCRIPT, STOP, path_of, uri_of
+from smtrain.slurm.layout import HISTORY, REQUEST, SCHEME, SCRIPT, STOP, WORDS, path_of, uri_of
 from smtrain.slurm.logs import LogFiles
 from smtrain.slurm.metrics import definitions, final_metrics
 from smtrain.slurm.script import sbatch_script
@@ -25,12 +26,20 @@ from smtrain.text import Say, say
 
 _Some = TypeVar("_Some")
 _LAST_LINES = 200  # of a job's log: the totals of a stage are among its last
+# What Slurm said of an attempt that is the cause of its end: not that tasks ended, and that the others were told to.
+_CAUSE = r"""
+/[Ee]xited with exit code|Terminating StepId|Job step aborted|Force Terminated/ { next }
+/tasks? [0-9,-]+: (Terminated|Killed)/ { next }
+/CANCELLED AT [^ ]+ \*\*\*/ { next }
+/[Ee]rror|fatal|oom|OOM|[Oo]ut [Oo]f [Mm]emory|DUE TO|[Cc]annot|denied|not found|No such/ { print; exit }
+"""
 # The queue first: what has ended since then has written its end before it left.
 # NUL is what stands between the parts of an answer; a pipe would be waited for, and a line may be of any length.
-_ROW = """for f in nodes/*/output/failure; do [ -f "$f" ] && break; done
-  { if [ -f "$f" ]; then head -c 1024 "$f"
+_ROW = f"""for f in nodes/*/output/failure; do [ -f "$f" ] && break; done
+  {{ if [ -f "$f" ]; then head -c 1024 "$f"
+  elif why=$(head -c 65536 {WORDS} 2>/dev/null | awk '{_CAUSE}') && [ -n "$why" ]; then printf '%s\\n' "$why"
   elif [ -s logs/algo-1.log ]; then tail -n 1 logs/algo-1.log | cut -d' ' -f2-
-  else tail -n 2 slurm.out 2>/dev/null | tr '\\n' ' '; fi; } 2>/dev/null | head -c 4096 | tr -d '\\0'"""
+  else tail -n 2 {WORDS} 2>/dev/null | tr '\\n' ' '; fi; }} 2>/dev/null | head -c 4096 | tr -d '\\0'"""
 _LOOK = f"""
 queue=$(squeue -h -t all -o '{QUEUE}' ${{3:+-n "$3"}} 2>/dev/null) || queue=unreachable
 printf '%s\\0' "$queue"
@@ -56,7 +65,7 @@ if ! mkdir "$job" 2>/dev/null; then
 fi
 cat >"$job/{SCRIPT}" && [ "$(wc -c <"$job/{SCRIPT}")" -eq "$size" ] && printf '%s\\n' "$request" >"$job/{REQUEST}" \\
   && printf '{{"at": %s, "event": "submitted"}}\\n' "$at" >"$job/{HISTORY}" \\
-  && id=$(sbatch --parsable "$@" "$job/{SCRIPT}") || {{ rm -rf "$job"; exit 1; }}
+  && id=$(bare sbatch --parsable --export=ALL "$@" "$job/{SCRIPT}") || {{ rm -rf "$job"; exit 1; }}
 echo "${{id%%;*}}" >"$job/id"
 echo "$id"
 """
@@ -138,7 +147,7 @@ class SlurmPlace:
 
         def attempt() -> None:
             nonlocal told
-            told = self.head.run("sh", "-c", _SUBMIT, "sh", *given, feed=script)
+            told = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *given, feed=script)
 
         try:
             copying.outlasting(attempt, say)  # one whose answer was lost is found by the next

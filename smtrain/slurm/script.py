@@ -8,12 +8,15 @@ writes down how it ended, since accounting may be off. Runs on bash 4 and on Slu
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from smtrain.config.cluster import Cluster
-from smtrain.slurm.layout import HISTORY, REQUEST, RESERVE, STOP, path_of
+from smtrain.config.slurm_options import Exported, is_export, options_of
+from smtrain.slurm.environment import kept
+from smtrain.slurm.layout import HISTORY, REQUEST, RESERVE, STOP, WORDS, WORDS_LOG, path_of
 
 # Of these a next attempt goes on where the last one was left; any other stage would begin anew at each time limit.
 _GO_ON = ("prepare", "train")
@@ -32,16 +35,23 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
         "goes_on": "yes" if stage in _GO_ON else "",
     }
     given = {key: path_of(value) for key, value in request["Environment"].items()}
-    exports = {**given, "TRAINING_JOB_NAME": name, "SMTRAIN_JOB_FOLDER": job}
+    named = dict(Exported.of(cluster.sbatch).values)
+    exports = {**named, **given, "TRAINING_JOB_NAME": name, "SMTRAIN_JOB_FOLDER": job}
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {option}" for option in _options(request, cluster)),
-            f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {job} && sbatch THIS_FILE",
+            *map(directive, _options(request, cluster)),
+            f"# smtrain: stage {stage} as job {name}. By hand: mkdir -p {shlex.quote(job)} && sbatch THIS_FILE",
             *(f"{key}={shlex.quote(value)}" for key, value in values.items()),
             *(f"export {key}={shlex.quote(value)}" for key, value in sorted(exports.items())),
             _BEGIN.format(
-                request=REQUEST, history=HISTORY, reserve=RESERVE, stop=STOP, text=json.dumps(request, indent=1)
+                request=REQUEST,
+                history=HISTORY,
+                reserve=RESERVE,
+                stop=STOP,
+                words=WORDS,
+                log=WORDS_LOG,
+                text=json.dumps(request, indent=1),
             ),
             *environment_lines(cluster),
             *_inputs_of_s3(request, cluster),
@@ -57,35 +67,61 @@ def minutes(request: Mapping[str, Any], cluster: Cluster) -> int:
 
 
 def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
-    stage = request["HyperParameters"]["stage"]
-    on_cpus = stage not in ("compile", "train")
-    base = path_of(request["OutputDataConfig"]["S3OutputPath"])
+    base, name = path_of(request["OutputDataConfig"]["S3OutputPath"]), request["TrainingJobName"]
+    return [
+        f"--job-name={name}",
+        f"--nodes={request['ResourceConfig']['InstanceCount']}",
+        "--ntasks-per-node=1",
+        f"--time={minutes(request, cluster)}",
+        f"--signal=B:USR1@{cluster.save_before}",
+        "--requeue",
+        "--open-mode=append",  # a requeued job goes on with its file
+        f"--output={base}/{name}/{WORDS}",
+        *asked_for(request["HyperParameters"]["stage"], cluster),
+    ]
+
+
+def on_cpus(stage: str) -> bool:
+    """True for a stage that needs no accelerator."""
+    return stage not in ("compile", "train")
+
+
+def asked_for(stage: str, cluster: Cluster) -> list[str]:
+    """The options of sbatch that say which nodes a stage gets and how; both the script and `smtrain check` use them."""
+    partition = (cluster.cpu_partition or cluster.partition) if on_cpus(stage) else cluster.partition
     named = {
-        "partition": (cluster.cpu_partition or cluster.partition) if on_cpus else cluster.partition,
+        "partition": partition,
         "account": cluster.account,
         "qos": cluster.qos,
         "reservation": cluster.reservation,
         "constraint": cluster.constraint,
     }
+    own = [option for option in options_of(cluster.sbatch) if not is_export(option)]
+    part = list(options_of(cluster.cpu_sbatch)) if on_cpus(stage) else []
+    everything = Exported.of(cluster.sbatch).everything
     return [
-        f"--job-name={request['TrainingJobName']}",
-        f"--nodes={request['ResourceConfig']['InstanceCount']}",
-        "--ntasks-per-node=1",
-        "--exclusive",
-        "--mem=0",  # --exclusive gives a job all CPUs of its nodes, but only the partition's default of memory
-        f"--time={minutes(request, cluster)}",
-        f"--signal=B:USR1@{cluster.save_before}",
-        "--requeue",
-        "--open-mode=append",  # a requeued job goes on with its file
-        f"--output={base}/{request['TrainingJobName']}/slurm.out",
+        f"--export={'ALL' if everything else ','.join(kept(cluster))}",  # a launch sends just these as ALL
+        *([] if part else ["--exclusive"]),
+        # --exclusive gives a job all CPUs of its nodes, but only the partition's default of memory.
+        *([] if part or any(option.startswith("--mem") for option in own) else ["--mem=0"]),
         *(f"--{option}={value}" for option, value in named.items() if value),
-        *cluster.sbatch,
+        *part,
+        *own,
     ]
+
+
+def directive(option: str) -> str:
+    """An option of sbatch as a line of a script: sbatch reads quotes, backslashes and # there in its own way."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", option, re.ASCII):
+        return f"#SBATCH {option}"
+    quoted = re.sub(r"([\\\"'#])", r"\\\1", option)
+    return f'#SBATCH "{quoted}"'
 
 
 def environment_lines(cluster: Cluster) -> list[str]:
     """Lines of the shell that make a node's Python the one that the section names."""
-    lines = [f"module load {shlex.quote(module)}" for module in cluster.modules]
+    lines = [_MODULES] if cluster.modules else []
+    lines += [f"module load {shlex.quote(module)}" for module in cluster.modules]
     if cluster.venv:
         lines.append(f"source {shlex.quote(cluster.venv)}/bin/activate")
     return [*lines, *cluster.setup]
@@ -116,7 +152,17 @@ def _on_nodes(nodes: int, cluster: Cluster, *more: str) -> list[str]:
         before = ["apptainer", "exec", "--bind", shared, shlex.quote(cluster.container)]
     elif cluster.container:
         options += [f"--container-image={shlex.quote(cluster.container)}", f"--container-mounts={shared}:{shared}"]
-    return ["srun", *options, *cluster.srun, *before]
+    return ["srun", *options, *map(shlex.quote, options_of(cluster.srun)), *before]
+
+
+# A shell's function `module` does not travel with a job; these are where its packages define it.
+_MODULES = """\
+if ! type module >/dev/null 2>&1; then
+  for init in "$MODULESHOME/init/bash" "$LMOD_PKG/init/bash" /etc/profile.d/{modules,lmod,z00_lmod}.sh \\
+    /usr/share/{modules,Modules,lmod/lmod}/init/bash; do
+    if [ -r "$init" ]; then . "$init"; break; fi
+  done
+fi"""
 
 
 _BEGIN = """\
@@ -130,6 +176,12 @@ lost() {{
   exit 1
 }}
 mkdir -p "$job/logs" "$job/output/model" "$job/output/data"
+if [ -s "$job/{words}" ]; then  # of the attempt before
+  at=$(date -u -r "$job/{words}" +%FT%T.000Z)
+  sed "s/^/$at /" "$job/{words}" >>"$job/logs/{log}" && : >"$job/{words}"
+fi
+export SLURM_EXPORT_ENV=ALL  # of srun: the stage needs what this script exports
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun reads only this, from 22.05 on
 if [ ! -e "$job/{request}" ]; then cat >"$job/{request}" <<'END_OF_REQUEST'
 {text}
 END_OF_REQUEST

@@ -24,6 +24,23 @@ _OVER = frozenset(
 )  # fmt: skip
 _WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
 _NEVER = "it never ran: a stage before it did not end well, or it was cancelled while it waited"
+_CANCELLED = "it was cancelled in Slurm (scancel, or an administrator); launch it again to go on"
+_PREEMPTED = "Slurm gave its nodes to another job; launch it again to go on"
+# Slurm's reasons for a job that waits, and what each means for who waits for it.
+_WAITING = {
+    "JobHeldUser": "it is held; `scontrol release {id}` on the head node lets it run",
+    "JobHeldAdmin": "an administrator holds it, or it could not start on a node; ask them to release {id}",
+    "launch failed requeued held": "it could not start on a node and is held; ask the administrators to release {id}",
+    "Resources": "it waits for nodes",
+    "Priority": "it waits for nodes; other jobs come first",
+    "Dependency": "it waits for the stage before it",
+    "DependencyNeverSatisfied": "the stage before it did not end well; `smtrain run` again goes on with that one",
+    "BeginTime": "it waits for its time to begin",
+    "PartitionDown": "its partition is down",
+    "ReqNodeNotAvail": "nodes that it asks for are down or reserved",
+    "PartitionTimeLimit": "its time limit is longer than the partition's; set a shorter cluster.time",
+    "AssocGrpGRES": "its account has used up its share",
+}
 _LIMIT = "its time limit came before a step was done and saved; raise cluster.time, or cluster.save_before"
 _ENDS = {
     "limit": _LIMIT,
@@ -101,7 +118,8 @@ def state_of(
     if row and row.state == "COMPLETED":
         return JobState("Completed", "Completed")
     if asked or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
-        return JobState("Stopped", "Stopped", "" if started else _NEVER)
+        why = _PREEMPTED if row and row.state == "PREEMPTED" else "" if asked else _CANCELLED
+        return JobState("Stopped", "Stopped", why if started else _NEVER)
     said = f"; the last that it said: {failure}" if failure else ""  # which need not be why
     if row:
         told = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
@@ -119,8 +137,15 @@ def _going(row: QueueRow | None, *, started: bool, asked: bool) -> JobState:
     if row is None:
         return JobState("InProgress", "Training" if started else "Pending", "Slurm does not answer")
     if row.state in _WAITS:
-        return JobState("InProgress", "Restarting" if started else "Pending", f"{row.state}: {row.reason}")
+        return JobState("InProgress", "Restarting" if started else "Pending", _waits(row))
     return JobState("InProgress", "Interrupted" if row.state == "SUSPENDED" else "Training", row.state)
+
+
+def _waits(row: QueueRow) -> str:
+    """Slurm's state and reason of a job that waits, and what they mean."""
+    reason = row.reason.strip("()").replace("_", " ")
+    meaning = _WAITING.get(reason.partition(",")[0], "").format(id=row.id)
+    return f"{row.state}: {row.reason}" + (f"; {meaning}" if meaning else "")
 
 
 def _status(last: Mapping[str, Any], failure: str) -> str:
@@ -154,7 +179,7 @@ def description(
         told["TrainingStartTime"] = _moment(started[0]["at"])
     if ended:
         told["TrainingEndTime"] = times[-1]
-    if state.status == "Failed":
+    if state.status in ("Failed", "Stopped") and state.message:
         told["FailureReason"] = state.message
     return told
 
@@ -178,6 +203,8 @@ def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict
                 str(event.get("why")), "Slurm ended it"
             )
             change("Interrupted", at, f"{why}; it goes on from its last checkpoint")
+    if state.secondary in ("Pending", "Restarting") and state.message and found:
+        found[-1]["StatusMessage"] = state.message
     if state.status in ("Completed", "Failed", "Stopped"):
         last = _moment(max((event["at"] for event in events), default=0))
         change(state.secondary, last, state.message)

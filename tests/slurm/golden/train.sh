@@ -2,13 +2,14 @@
 #SBATCH --job-name=llama-train-1a2b3c4d
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-#SBATCH --mem=0
 #SBATCH --time=240
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/fsx/smtrain/llama/jobs/llama-train-1a2b3c4d/slurm.out
+#SBATCH --export=HOME,USER,LOGNAME,SHELL,PATH,LD_LIBRARY_PATH,LANG,LANGUAGE,LC_ALL,LC_CTYPE,TZ,SLURM_CONF,SLURM_CONF_SERVER,SLURM_JWT,MODULEPATH,MODULESHOME,LMOD_CMD,LMOD_DIR,LMOD_PKG,LMOD_ROOT
+#SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --partition=trn1
 #SBATCH --account=lab
 #SBATCH --qos=high
@@ -36,6 +37,12 @@ lost() {
   exit 1
 }
 mkdir -p "$job/logs" "$job/output/model" "$job/output/data"
+if [ -s "$job/slurm.out" ]; then  # of the attempt before
+  at=$(date -u -r "$job/slurm.out" +%FT%T.000Z)
+  sed "s/^/$at /" "$job/slurm.out" >>"$job/logs/slurm-out.log" && : >"$job/slurm.out"
+fi
+export SLURM_EXPORT_ENV=ALL  # of srun: the stage needs what this script exports
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun reads only this, from 22.05 on
 if [ ! -e "$job/request.json" ]; then cat >"$job/request.json" <<'END_OF_REQUEST'
 {
  "TrainingJobName": "llama-train-1a2b3c4d",
@@ -79,6 +86,12 @@ words=$( (rm -rf "$job/code" && mkdir "$job/code" && tar -xzf "$bundle" -C "$job
 ulimit -n 65535 2>/dev/null
 ulimit -l unlimited 2>/dev/null
 export SMTRAIN_MASTER_PORT=${SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}
+if ! type module >/dev/null 2>&1; then
+  for init in "$MODULESHOME/init/bash" "$LMOD_PKG/init/bash" /etc/profile.d/{modules,lmod,z00_lmod}.sh \
+    /usr/share/{modules,Modules,lmod/lmod}/init/bash; do
+    if [ -r "$init" ]; then . "$init"; break; fi
+  done
+fi
 module load python/3.11
 source /fsx/venv/bin/activate
 export A=1
