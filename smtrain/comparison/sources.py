@@ -147,13 +147,13 @@ def _of_attempts(attempts: list[Any], name: str) -> Series:
 
 
 def _dollars_per_hour(told: dict[str, Any], target: Any) -> float | None:
-    """Of all machines, on AWS; None where no price is known, or the rate is this machine's."""
+    """Of all machines; None if no price is known, or the rate is this machine's."""
     from smtrain.contract.requests import groups_of
     from smtrain.follow.money import known_prices
 
     if target.name == "local":
         return None
     option = "spot" if told.get("EnableManagedSpotTraining") else "on_demand"
-    prices = known_prices()
+    prices = known_prices(target.name)
     found = [(prices.find(kind, option, target.region_name()), count) for kind, count in groups_of(told)]
     return sum(p.dollars_per_hour * count for p, count in found if p) if all(p for p, _ in found) else None

@@ -28,6 +28,8 @@ class Spent:
     """As billed; else counted up to now."""
     billed: bool
     """False for the local control plane: what the same time would cost on AWS."""
+    owned: bool = False
+    """The machines are a Slurm cluster's, which bills nothing: only prices of the user's own are known."""
     saved: float | None = None
     """Share that spot saved, once the job has ended."""
 
@@ -37,6 +39,8 @@ class Spent:
     def forms(self) -> tuple[str, ...]:
         """The sentence; then shorter ones for where there is less room: without the price, and the sum alone."""
         time = f"{spell(self.billable_s)} x {self.machines}"
+        if self.dollars is None and self.owned:
+            return (f"{time}{'' if self.final else ' so far'}, on a cluster of your own",)
         if self.dollars is None:
             short = f"no price is known for {self.machines}"
             return f"{short}; {time} {'billed' if self.final else 'so far'}", short
@@ -56,7 +60,8 @@ def cost_of(
     end. A spot job's BillableTimeInSeconds is the discounted one, whose savings are 1 - Billable / TrainingTime, so it
     goes with the on-demand price; while it runs the spot price is a guess.
     """
-    known = prices or known_prices()
+    owned = told.get("TrainingJobArn", "").startswith("slurm:")
+    known = prices or known_prices("slurm" if owned else None)
     groups = groups_of(told)
     spot = bool(told.get("EnableManagedSpotTraining"))
     billable, saved = told.get("BillableTimeInSeconds"), None
@@ -69,6 +74,7 @@ def cost_of(
         began = told.get("TrainingStartTime")
         end = told.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
         seconds, option = max(0.0, (end - began).total_seconds()) if began else 0.0, "spot" if spot else "on_demand"
+        final = owned and told.get("TrainingEndTime") is not None
     found = [(known.find(kind, option, region), count) for kind, count in groups]
     rate = sum(price.dollars_per_hour * count for price, count in found if price)
     items = {"training": seconds / HOUR * rate}
@@ -82,11 +88,12 @@ def cost_of(
         tuple(price for price, _ in found if price),
         final,
         not local,
+        owned,
         saved,
     )
 
 
-def known_prices() -> Prices:
-    """The user's own, where they keep some, else ours."""
+def known_prices(target: str | None = None) -> Prices:
+    """The user's own, where they keep some, else ours; on a cluster of their own (`slurm`) only theirs."""
     own = home() / "prices.toml"
-    return Prices(own if own.is_file() else None)
+    return Prices(own if own.is_file() else None, target=target)

@@ -1,12 +1,7 @@
-"""What can leave the disk: jobs of finished runs with what they alone use, and what is made again when it is needed.
-
-What a running job or an unfinished run needs is never among it. A run is finished once the newest job of each of its
-stages is Completed and it has exported its model; a job that `smtrain run` has not named is finished when it has ended.
-"""
+"""What can leave the disk: jobs of finished runs with what they alone use, and what is made again when it is needed."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,35 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.aws.local_plane import Endpoint, running, state_folder
-from smtrain.config import STAGES
 from smtrain.contract.uris import split_uri
-from smtrain.errors import LocalError
+from smtrain.errors import JobError, LocalError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.local import files
 from smtrain.local.usage import aside, usage
-
-NAME = re.compile(rf"(?P<run>.+)-(?P<stage>{'|'.join(STAGES)})-[0-9a-f]{{8}}(-\d+)?")
-
+from smtrain.place.finished import Record, going
 
 STRAY_SECONDS = 60.0
 """A folder without a record is no job's after so long: a job's record is its first file."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """A job as it matters here."""
-
-    name: str
-    run: str
-    stage: str
-    status: str
-    created: float
-    ended: float
-    pool: bool
-    """Its machines are kept warm."""
-    reads: frozenset[str]
-    writes: frozenset[str]
-    """s3:// prefixes: inputs; checkpoints and output."""
 
 
 @dataclass
@@ -94,29 +69,12 @@ def plan(
     has a running job.
     """
     records = list(_records(endpoint))
-    by_run: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_run[record.run].append(record)
-    if run is not None and run not in by_run:
-        raise LocalError(f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}")
-    found, models = Removal(), list[Record]()
-    for name, members in by_run.items():
-        reason = _stays(members, older_than, named=run == name)
-        if run == name and reason:
-            raise LocalError(f"{name} cannot be removed: {reason}")
-        if run not in (None, name):
-            reason = "not asked for"
-        if reason is None and (jobs or everything or run):
-            # A model that was exported stays with the job by whose name it is downloaded.
-            found.jobs += [r for r in members if everything or run or r.stage != "export"]
-            models += [r for r in members if not (everything or run) and r.stage == "export"]
-        else:
-            found.kept[name] = reason or "not asked for"
-    going = {record.name for record in [*found.jobs, *models]}
-    needed = {uri for record in records if record.name not in going for uri in record.reads | record.writes}
-    needed |= {uri for record in models for uri in record.writes}
-    theirs = {uri for record in found.jobs for uri in record.writes}
-    theirs |= {uri for record in [*found.jobs, *models] for uri in record.reads if _made_again(uri)}
+    try:
+        chosen = going(records, jobs=jobs, older_than=older_than, everything=everything, run=run)
+    except JobError as error:
+        raise LocalError(str(error)) from None
+    found = Removal(chosen.jobs, kept=chosen.kept)
+    needed, theirs = chosen.needed(records), chosen.theirs()
     for uri, size in _objects(endpoint):
         if not _below(uri, needed) and (everything or _below(uri, theirs)):
             found.objects[uri] = size
@@ -172,46 +130,25 @@ def _running(home: Path) -> set[str]:
     return {record.name for record in _records(endpoint) if record.status not in ENDED} if endpoint else set()
 
 
-def _stays(members: list[Record], older_than: float | None, *, named: bool) -> str | None:
-    """Why a run's jobs stay; None where they may go."""
-    if running := next((r.name for r in members if r.status not in ENDED), None):
-        return f"{running} runs"
-    if pool := next((r.name for r in members if r.pool), None):
-        return f"{pool} keeps a warm pool (`smtrain pool release {pool}`)"
-    if named:
-        return None
-    newest = {r.stage: r for r in sorted(members, key=lambda r: r.created)}
-    if "" not in newest:
-        for stage, record in newest.items():
-            if record.status != "Completed":
-                return f"unfinished: its stage {stage} is {record.status}"
-        if "export" not in newest:
-            return "unfinished: it has not exported its model"
-    if older_than is not None and time.time() - max(r.ended for r in members) < older_than:
-        return "too young"
-    return None
-
-
 def _records(endpoint: Endpoint) -> Iterable[Record]:
     client = endpoint.session().client("sagemaker")
     for page in client.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100}):
         for row in page["TrainingJobSummaries"]:
             told: dict[str, Any] = dict(client.describe_training_job(TrainingJobName=row["TrainingJobName"]))
             name = told["TrainingJobName"]
-            named = NAME.fullmatch(name)
             writes = {f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/"}
             if checkpoints := told.get("CheckpointConfig"):
                 writes.add(checkpoints["S3Uri"].rstrip("/") + "/")
             yield Record(
-                name, named["run"] if named else name, named["stage"] if named else "", told["TrainingJobStatus"],
+                name, told["TrainingJobStatus"],
                 told["CreationTime"].timestamp(), told.get("TrainingEndTime", told["LastModifiedTime"]).timestamp(),
-                (told.get("WarmPoolStatus") or {}).get("Status") == "Available",
                 frozenset(
                     source["S3Uri"]
                     for channel in told.get("InputDataConfig") or []
                     if (source := channel["DataSource"].get("S3DataSource"))
                 ),
                 frozenset(writes),
+                pool=(told.get("WarmPoolStatus") or {}).get("Status") == "Available",
             )  # fmt: skip
 
 
@@ -225,8 +162,3 @@ def _objects(endpoint: Endpoint) -> Iterable[tuple[str, int]]:
 
 def _below(uri: str, prefixes: Iterable[str]) -> bool:
     return any(uri.startswith(prefix) for prefix in prefixes)
-
-
-def _made_again(uri: str) -> bool:
-    """Whether a launch uploads this again by itself: inputs, code and configs by their content's hash."""
-    return re.search(r"/(inputs/\w+|code|configs)/[0-9a-f]{16}/$", uri) is not None

@@ -94,7 +94,7 @@ def plan(
     if is_here(config) and not of_instances:
         return plan_here(config, measured)
     described = machines_known(config, machine_file)
-    known = Prices(prices or own_prices(), own_price_rows(described))
+    known = Prices(prices or own_prices(), own_price_rows(described), config.target)
     work, _ = work_of(config, shape)
     some = [machine_of(t, n, described) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
@@ -229,7 +229,7 @@ def _plan(
     option = "spot" if config.compute.spot else "on_demand"
     hourly = prices.find(machine.type, option, config.compute.region)
     per_dollar = tokens * HOUR / (hourly.dollars_per_hour * machine.count) if tokens and hourly else None
-    if hourly is None:
+    if hourly is None and config.target != "slurm":
         warnings.append(f"{_no_price(machine.type, option)}; give one with --prices")
     used = spent.prices if spent else (hourly,) if hourly else ()
     warnings += [f"price: {p}" for p in used if p.guess]

@@ -40,12 +40,15 @@ class Price:
 
 
 class Prices:
-    """The shipped rows, and the user's over them. Raises `ConfigError` for a file that is not of their form."""
+    """The shipped rows, and the user's over them. Raises `ConfigError` for a file that is not of their form.
 
-    def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = ()) -> None:
+    `target`: on a cluster of one's own (slurm) only the user's rows count, as the shipped ones are SageMaker's.
+    """
+
+    def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None) -> None:
         shipped = table("prices")
         own = _own(Path(file)) if file else {}
-        self._rows = [*shipped["rows"], *own.get("rows", [])]
+        self._rows = [*(shipped["rows"] if target != "slurm" else ()), *own.get("rows", [])]
         self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
         self._prices = [Price(**row) for row in self._rows]
         self._prices += mine

@@ -32,8 +32,9 @@ def summary(plan: Plan) -> str:
         lines.append(f"step        {t['total']:.3g} s: {parts}")
     if plan.fits and plan.hours is not None:
         cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
-        billed = "billed for training" if plan.step_s else "of training"
-        lines.append(f"time        {spell(plan.hours * 3600)} {billed}{cut}")
+        # neither this machine nor a cluster bills anything that is known here
+        what = "of training" if not plan.step_s else "for training" if plan.attempts else "billed for training"
+        lines.append(f"time        {spell(plan.hours * 3600)} {what}{cut}")
     if plan.fits and plan.dollars is not None:
         items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
         lines.append(f"cost        ${plan.dollars:,.2f} ({items})")

@@ -92,9 +92,12 @@ def _head(run: RunAccount, now: datetime.datetime) -> str:
     if judged:
         lowest, best = min(judged)
         facts.append(("lowest validation loss", f"<b>{lowest:.4f}</b> at step {best:.0f}"))
-    facts.append(("cost", f"<b>{_dollars(_total(run.jobs))}</b>{'' if last.cost.billed else ' if on AWS'}"))
+    total = _total(run.jobs)
+    if total is not None or not last.cost.owned:
+        facts.append(("cost", f"<b>{_dollars(total)}</b>{'' if last.cost.billed else ' if on AWS'}"))
     began = run.jobs[0].created
-    where = "this machine" if run.target.name == "local" else f"AWS, {run.target.region_name()}"
+    places = {"local": "this machine", "slurm": "a Slurm cluster"}
+    where = places.get(run.target.name) or f"AWS, {run.target.region_name()}"
     return (
         f'<h1>{_text(run.name)}</h1><div class="dim">on {_text(where)}, begun {began:%Y-%m-%d %H:%M} UTC</div>'
         f'<div class="facts">{"".join(f"<span>{name} {value}</span>" for name, value in facts)}</div>'
@@ -108,7 +111,7 @@ def _jobs(run: RunAccount) -> str:
         rows.append([
             _text(job.stage), _text(job.name), f'<span class="{tone}">{_text(job.status)}</span>',
             _text(job.cost.machines), _n(f"{job.created:%m-%d %H:%M}"), _n(spell(job.seconds)),
-            _n(_dollars(job.cost.dollars)),
+            _n("-" if job.cost.owned and job.cost.dollars is None else _dollars(job.cost.dollars)),
         ])  # fmt: skip
     return _table(["stage", "job", "status", "machines", "> begun (UTC)", "> took", "> cost"], rows)
 
@@ -187,6 +190,8 @@ def _texts(run: RunAccount) -> str:
 
 
 def _cost(run: RunAccount) -> str:
+    if run.jobs[-1].cost.owned and _total(run.jobs) is None:
+        return ""
     found = portions(run.jobs)
     total = sum(p.seconds for p in found)
     if not total:

@@ -72,3 +72,27 @@ def test_nothing_before_it_starts_and_nothing_here() -> None:
     cost = cost_of(told("InProgress", "Pending"), region="us-east-1", local=False)
     assert (cost.dollars, cost.billable_s) == (0.0, 0.0)
     assert str(cost_of(ended(3600, 3600), region="us-east-1", local=True)).startswith("nothing, $197.84 on AWS (")
+
+
+def on_a_cluster(status: str, **more: Any) -> dict[str, Any]:
+    return told(
+        status, "Training", hosts=8, TrainingJobArn="slurm:7:run-train-00000001", TrainingStartTime=BEGAN, **more
+    )
+
+
+def test_a_cluster_of_ones_own_has_no_price_of_sagemaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    running = cost_of(on_a_cluster("InProgress"), region="us-east-1", local=False, now=BEGAN + HOUR)
+    assert (running.dollars, running.prices, running.final) == (None, (), False)
+    assert running.forms() == ("1 h 00 min x 8 x ml.trn1.32xlarge so far, on a cluster of your own",)
+    over = cost_of(on_a_cluster("Completed", TrainingEndTime=BEGAN + HOUR), region="us-east-1", local=False)
+    assert str(over) == "1 h 00 min x 8 x ml.trn1.32xlarge, on a cluster of your own"
+
+
+def test_a_cluster_has_the_price_that_its_user_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    row = 'type="ml.trn1.32xlarge", option="on_demand", region="own", dollars_per_hour=2.0, date="d", source="s"'
+    (tmp_path / "prices.toml").write_text(f"rows = [{{{row}}}]")
+    cost = cost_of(on_a_cluster("Completed", TrainingEndTime=BEGAN + HOUR), region="us-east-1", local=False)
+    assert cost.dollars == pytest.approx(16)
+    assert str(cost).startswith("$16.00 (1 h 00 min x 8 x ml.trn1.32xlarge; 2.00 $/h")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import smtrain
 
 
-def planned(raw: dict[str, Any], time: str, steps: int = 2_000_000) -> smtrain.Plan:
+def planned(raw: dict[str, Any], time: str, steps: int = 2_000_000, **how: Any) -> smtrain.Plan:
     train = {**raw["train"], "steps": steps, "engine": "nxd"}
-    return smtrain.plan({**raw, "train": train}, target="slurm", cluster={"shared": "/fsx/smtrain", "time": time})
+    cluster = {"shared": "/fsx/smtrain", "time": time}
+    return smtrain.plan({**raw, "train": train}, target="slurm", cluster=cluster, **how)
 
 
 def test_attempts_are_as_many_as_time_limits_fit_into_the_run(raw: dict[str, Any]) -> None:
@@ -36,3 +38,17 @@ def test_a_run_that_fits_takes_one_attempt(raw: dict[str, Any]) -> None:
 
 def test_a_limit_that_starting_uses_up_is_told(raw: dict[str, Any]) -> None:
     assert any(warning.startswith("cluster.time: more than half") for warning in planned(raw, "16m").warnings)
+
+
+def test_a_cluster_of_ones_own_costs_what_its_user_says(raw: dict[str, Any], tmp_path: Path) -> None:
+    """The price list is SageMaker's; on a cluster its machines cost something else, or nothing."""
+    plan = planned(raw, "4h", steps=100)
+    assert plan.hours is not None
+    assert (plan.dollars, plan.prices, plan.dollars_by_item) == (None, (), {})
+    assert "$" not in str(plan)
+    assert "$/h" not in str(plan)
+    row = f'type="{smtrain.load_config(raw).compute.instance_type}", option="on_demand", region="own", dollars_per_hour=2.0, date="d", source="s"'
+    (tmp_path / "own.toml").write_text(f"rows = [{{{row}}}]")
+    priced = planned(raw, "4h", steps=100, prices=tmp_path / "own.toml")
+    assert priced.dollars is not None
+    assert [price.region for price in priced.prices] == ["own"]
