@@ -88,3 +88,43 @@ def print_post_install() -> None:
     from smtrain.slurm.neuron_node import SCRIPT
 
     say(SCRIPT.rstrip(), whole=True)
+
+
+@app.command()
+def clean(
+    jobs: options.FinishedJobs = False,
+    older_than: options.OlderThan = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Remove all that no running job or unfinished run needs, models and inputs too."),
+    ] = False,
+    run: options.OneRun = None,
+    yes: options.Unasked = False,
+) -> None:
+    """Show what smtrain has made in the shared folder of the cluster used last, and remove what is asked for.
+
+    What a running job or an unfinished run needs stays, and so does all that is not smtrain's or not yours.
+    """
+    from smtrain.config.units import spell_bytes
+    from smtrain.place.choose import cluster as slurm
+    from smtrain.place.choose import named
+    from smtrain.slurm.cleaning import KINDS, look, plan, remove
+
+    age, place = options.age_of(older_than), slurm(named("slurm"))
+    shared = look(place)
+    sizes = shared.sizes()
+    for kind, size in sizes.items():
+        if size:
+            say(f"{spell_bytes(size):>9}  {kind}: {KINDS[kind]}")
+    say(f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared} ({place.head.name})")
+    if not (jobs or age is not None or everything or run):
+        say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
+        return
+    chosen, units = plan(shared, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
+    for unit in units:
+        say(f"to go: {spell_bytes(unit.size):>9}  {unit.path}")
+    options.say_kept(chosen.kept)
+    if not units:
+        say("nothing to remove")
+    elif options.may_remove(yes):
+        say(f"{spell_bytes(remove(place, chosen, units))} freed")

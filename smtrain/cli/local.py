@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,36 +72,24 @@ def stop() -> None:
 
 @app.command()
 def clean(
-    jobs: Annotated[
-        bool, typer.Option("--jobs", help="Remove jobs of finished runs and what only they use; exported models stay.")
-    ] = False,
-    older_than: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Only jobs that ended at least so long ago, e.g. 7d; implies --jobs."),
-    ] = None,
+    jobs: options.FinishedJobs = False,
+    older_than: options.OlderThan = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Remove all that no running job or unfinished run needs, models and demo too.")
     ] = False,
-    run: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="Remove this one run, finished or not, with its checkpoints and models."),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    run: options.OneRun = None,
+    yes: options.Unasked = False,
 ) -> None:
     """Show what the home folder holds on disk, and remove what is asked for.
 
     What a running job or an unfinished run needs stays.
     """
     from smtrain.aws.local_plane import ensure_running, home_folder
-    from smtrain.config.units import seconds, spell_bytes
-    from smtrain.errors import ConfigError, LocalError
+    from smtrain.config.units import spell_bytes
     from smtrain.local.clean import end_crashed, plan, remove
     from smtrain.local.usage import KINDS, usage
 
-    try:
-        age = None if older_than is None else float(seconds(older_than))
-    except ValueError as error:
-        raise ConfigError([f"--older-than: {error}"]) from None
+    age = options.age_of(older_than)
     if left := end_crashed(home_folder()):
         say(f"removed from Docker what a crash left: {left}")
     used = usage(home_folder())
@@ -119,13 +106,8 @@ def clean(
     if found.empty:
         say("nothing to remove")
         return
-    if not yes:
-        if not sys.stdin.isatty():
-            raise LocalError("nothing was removed, as there is no terminal to ask on; confirm with --yes")
-        if not typer.confirm("Remove it?"):
-            say("nothing was removed")
-            return
-    say(f"{spell_bytes(max(0, remove(endpoint, found, everything=everything)))} freed")
+    if options.may_remove(yes):
+        say(f"{spell_bytes(max(0, remove(endpoint, found, everything=everything)))} freed")
 
 
 def _show(found: Removal) -> None:
@@ -138,6 +120,4 @@ def _show(found: Removal) -> None:
         say(f"to go: {len(found.objects)} objects in S3, {spell_bytes(sum(found.objects.values()))}")
     for path in found.folders:
         say(f"to go: {path}")
-    for name, reason in found.kept.items():
-        if reason != "not asked for":
-            say(f"stays: {name} ({reason})")
+    options.say_kept(found.kept)

@@ -177,6 +177,56 @@ def on_aws(config: str, target: TargetOption | None, set_: list[str] | None, wha
         raise ConfigError([f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws"])
 
 
+FinishedJobs = Annotated[
+    bool, typer.Option("--jobs", help="Remove jobs of finished runs and what only they use; exported models stay.")
+]
+OlderThan = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="TIME", help="Only jobs that ended at least so long ago, e.g. 7d; implies --jobs."),
+]
+OneRun = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="NAME", help="Remove this one run, finished or not, with its checkpoints and models."),
+]
+Unasked = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def age_of(text: str | None) -> float | None:
+    """`--older-than` in seconds; raises `ConfigError` if it is no duration."""
+    from smtrain.config.units import seconds
+    from smtrain.errors import ConfigError
+
+    try:
+        return None if text is None else float(seconds(text))
+    except ValueError as error:
+        raise ConfigError([f"--older-than: {error}"]) from None
+
+
+def may_remove(yes: bool) -> bool:
+    """True if the user agrees to remove what was shown. Raises `LocalError` if there is no terminal to ask on."""
+    import sys
+
+    from smtrain.errors import LocalError
+
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise LocalError("nothing was removed, as there is no terminal to ask on; confirm with --yes")
+    if typer.confirm("Remove it?"):
+        return True
+    say("nothing was removed")
+    return False
+
+
+def say_kept(kept: dict[str, str]) -> None:
+    """Say which runs stay, and why."""
+    from smtrain.place.finished import NOT_ASKED
+
+    for name, reason in kept.items():
+        if reason != NOT_ASKED:
+            say(f"stays: {name} ({reason})")
+
+
 def folder_of(option: str, text: str | None) -> str | None:
     """A folder that will be written into, as it was typed; raises `JobError` where it cannot be one."""
     from pathlib import Path

@@ -25,6 +25,11 @@ def remember(section: Cluster, job: str) -> None:
         part.replace(path)
 
 
+def forget(job: str) -> None:
+    """Remove the note about a job that is no more."""
+    _file(job).unlink(missing_ok=True)
+
+
 def knows(job: str) -> bool:
     """Whether a job, or one of a run of this name, was submitted to a cluster from here."""
     return _noted(job) is not None

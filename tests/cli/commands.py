@@ -154,6 +154,7 @@ COMMANDS: dict[str, Command] = {
     "config show": Command("run.yaml", "config"),
     "cluster template": Command("run.yaml --set cluster.shared=/fsx/smtrain", "config"),
     "cluster post-install": Command(),
+    "cluster clean": Command(wrong=("--older-than soon", "--older-than -1d")),
     "pool list": Command(of_job=("",), asks_aws=("",)),
     "pool release": Command(wrong=("", "job --all", "''"), asks_aws=("job",)),
     "local status": Command(),

@@ -47,7 +47,8 @@ def test_a_cluster_of_ones_own_costs_what_its_user_says(raw: dict[str, Any], tmp
     assert (plan.dollars, plan.prices, plan.dollars_by_item) == (None, (), {})
     assert "$" not in str(plan)
     assert "$/h" not in str(plan)
-    row = f'type="{smtrain.load_config(raw).compute.instance_type}", option="on_demand", region="own", dollars_per_hour=2.0, date="d", source="s"'
+    kind = smtrain.load_config(raw).compute.instance_type
+    row = f'type="{kind}", option="on_demand", region="own", dollars_per_hour=2.0, date="d", source="s"'
     (tmp_path / "own.toml").write_text(f"rows = [{{{row}}}]")
     priced = planned(raw, "4h", steps=100, prices=tmp_path / "own.toml")
     assert priced.dollars is not None
