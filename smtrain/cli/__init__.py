@@ -46,10 +46,16 @@ COMMANDS = {
     ),
     "images": ("smtrain.cli.images", "List the Neuron training images, and which one a region's jobs get."),
     "evaluate": ("smtrain.cli.evaluate", "Judge a model by lm-evaluation-harness, before and after its training."),
-    "data": ("smtrain.cli.data", "`prepare`, `merge`, `split`, `inspect`, `export` or `import` tokens."),
+    "data": (
+        "smtrain.cli.data",
+        "`report` on text; `prepare`, `merge`, `split`, `inspect`, `export`, `import` tokens.",
+    ),
     "demo": ("smtrain.cli.demo", "SmolLM2-135M learns this machine's Python documentation: answers before and after."),
     "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
-    "cluster": ("smtrain.cli.cluster", "`template CONFIG` prints a Slurm cluster for AWS ParallelCluster."),
+    "cluster": (
+        "smtrain.cli.cluster",
+        "`template CONFIG` prints a Slurm cluster on AWS, `clean` frees the shared folder of one.",
+    ),
     "pool": ("smtrain.cli.pool", "`list` warm pools with what they cost, `release` one."),
     "local": (
         "smtrain.cli.local",

@@ -1,4 +1,4 @@
-"""`smtrain data prepare|merge|split|inspect|export|import`."""
+"""`smtrain data report|prepare|merge|split|inspect|export|import`."""
 
 from __future__ import annotations
 

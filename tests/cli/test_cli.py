@@ -134,7 +134,7 @@ SURFACE = {
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--tiny", "--set", "--again", "--overwrite", "--docker"},
     "config": {"schema", "show"},
-    "cluster": {"template", "post-install"},
+    "cluster": {"template", "post-install", "clean"},
     "pool": {"list", "release"},
     "local": {"status", "stop"},
 }

@@ -17,7 +17,7 @@ SCRIPTS = ("setup", "packages", "nxd-environment", "slurm-packages", "lowest-env
 # It writes down what it is called with; what tests are affected is what it is told, and coverage is at the floor.
 PYTHON = """#!/bin/sh
 case "$*" in
-*pytest*) [ "$*" = "-m pytest -q --collect-only" ] || echo "$(dirname "$0" | cut -d/ -f2 | sed s/^bin$/main/) $*" >>calls ;;
+*pytest*) echo "$(dirname "$0" | cut -d/ -f2 | sed s/^bin$/main/) $*" >>calls ;;
 *tests.affected*) echo "affected $*" >>calls; echo tests/one.py ;;
 *coverage*) echo 50 ;;
 esac
