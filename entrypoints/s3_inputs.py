@@ -116,7 +116,10 @@ def main() -> None:
             client = boto3.client("s3")
             found = {uri: str(synced(client, uri, shared, say)) for uri in sorted(uris) if uri.startswith("s3://")}
         except (Boto3Error, BotoCoreError, ClientError) as error:
-            raise SystemExit(f"inputs in S3 cannot be read ({error}); let the nodes' role list and read them") from None
+            raise SystemExit(
+                f"inputs in S3 cannot be read ({error}); let the nodes' role list and read them, or pass a profile on "
+                "(--export=AWS_PROFILE in cluster.sbatch)"
+            ) from None
         except OSError as error:
             raise SystemExit(f"inputs in S3 cannot be copied to {shared} ({error})") from None
     except SystemExit as failure:

@@ -66,5 +66,5 @@ def test_the_tested_commit_of_neuronx_distributed_is_one_everywhere() -> None:
     page, script = ((ROOT / name).read_text("utf-8") for name in ("docs/nxd.md", "scripts/nxd-environment"))
     (commit,) = set(re.findall(r"\b[0-9a-f]{40}\b", page))
     assert f"tested={commit}\n" in script
-    short = set(re.findall(r"commit ([0-9a-f]{8})\b", page + script))
-    assert short == {commit[:8]}
+    short = set(re.findall(r"commit ([0-9a-f]{7})\b", page + script))
+    assert short == {commit[:7]}

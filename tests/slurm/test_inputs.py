@@ -55,7 +55,8 @@ def reading(bench: Bench, uri: str, hosts: int = 1) -> tuple[Job, dict[str, Any]
     request = bench.request(SHOWS, stage="prepare", hosts=hosts)
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
     request["InputDataConfig"].append({"ChannelName": "text", "DataSource": {"S3DataSource": source}})
-    place = bench.place(venv=sys.prefix)
+    # The stand-in of S3 is reached by variables of the shell, which a job gets only if the config names them.
+    place = bench.place(venv=sys.prefix, sbatch=[f"--export={','.join(as_told.variables())}"])
     assert place.submit(request)
     job = Job(request["TrainingJobName"], place)
     return job, bench.ended(job)
