@@ -52,7 +52,8 @@ def logs(
         raise JobError(f"--grep {grep}: is not a regular expression ({error})") from None
     handle = options.job_named(job, target)
     hosts = handle.hosts
-    if host is not None and host not in {f"algo-{n + 1}" for n in range(hosts)}:
+    of_slurm = {"slurm-out"} if handle.target.name == "slurm" else set()  # what Slurm itself said
+    if host is not None and host not in {f"algo-{n + 1}" for n in range(hosts)} | of_slurm:
         raise JobError(f"--host {host}: {handle.name} has algo-1" + (f" to algo-{hosts}" if hosts > 1 else " alone"))
     view = View(
         host, grep, _moment(since), tail, resume, False if plain or not lines else None,

@@ -21,7 +21,7 @@ KINDS = {
 }
 _YOUNG_S = 3600  # what is younger may be of a launch that has not submitted its job yet
 # Links are files here, never followed: a node's /opt/ml leads to data of others.
-_FILES = r"""id -un; cd "$1" && find . -xdev \( -type f -o -type l \) -printf '%u %s %T@ %P\0'"""
+_FILES = r"""id -un; [ -d "$1" ] || exit 0; cd "$1" && find . -xdev \( -type f -o -type l \) -printf '%u %s %T@ %P\0'"""
 _REQUESTS = f"""cd "$1" || exit 0
 for f in */jobs/*/{REQUEST}; do
   [ -f "$f" ] || continue

@@ -187,6 +187,12 @@ def test_what_another_user_wrote_stays(site: Site) -> None:
     assert "done/checkpoints/step_1" in site.files()
 
 
+def test_a_shared_folder_that_is_not_there_yet_holds_nothing(site: Site, tmp_path: Path) -> None:
+    known.remember(Cluster(shared=str(tmp_path / "none")), "run-train-0d0d0d0d")
+    assert "0 B  by smtrain in" in clean()
+    assert "nothing to remove" in clean("--all", "-y")
+
+
 def test_a_request_that_cannot_be_read_keeps_its_run(site: Site) -> None:
     (site.shared / "done/jobs/done-prepare-0a0a0a0a/request.json").write_text("{")
     assert "stays: done (the request of done-prepare-0a0a0a0a cannot be read)" in clean("--all", "-y")

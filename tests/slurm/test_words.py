@@ -34,7 +34,12 @@ def test_a_program_that_cannot_be_started_is_named(bench: Bench) -> None:
     shown = typed("logs", job.name, "--target", "slurm")
     assert shown.returncode == 0
     assert "slurm-out | slurmstepd-node1: error: execve(): python3: No such file or directory" in shown.stdout
-    assert "execve(): python3" in typed("status", job.name, "--target", "slurm").stdout
+    told = typed("status", job.name, "--target", "slurm").stdout
+    assert "execve(): python3" in told
+    assert "on a cluster of your own" in told
+    assert "$" not in told
+    assert "execve()" in typed("logs", job.name, "--target", "slurm", "--host", "slurm-out").stdout
+    assert typed("logs", job.name, "--target", "slurm", "--host", "algo-1").stdout == ""
     followed = typed("logs", job.name, "--target", "slurm", "--follow", "--plain")
     assert followed.stdout.count("node1: task 0: Exited with exit code 2") == 1
 
