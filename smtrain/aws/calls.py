@@ -71,8 +71,9 @@ def aws_session(region: str | None) -> boto3.Session:
 
 def checked(session: boto3.Session) -> boto3.Session:
     """The session, whose answers are whole, and hold no text that could steer a terminal (see `smtrain.text`)."""
-    session.events.register("needs-retry", _ask_again)
-    session.events.register("after-call", _clean)
+    events: Any = session.events  # its stubs know handlers without an answer only
+    events.register("needs-retry", _ask_again)
+    events.register("after-call", _clean)
     return session
 
 
@@ -89,7 +90,7 @@ def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[
         from botocore.exceptions import ConnectionClosedError
 
         raise ConnectionClosedError(endpoint_url=request_dict.get("url", ""))
-    return min(0.1 * 2**attempts, READ_S)
+    return min(0.1 * 2.0**attempts, READ_S)
 
 
 def _cut_off(answer: Any) -> bool:

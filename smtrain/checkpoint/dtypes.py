@@ -133,7 +133,7 @@ def room(name: str, shape: tuple[int, ...], kind: str) -> Bits:
     Fresh memory is cleared by the kernel page by page, which takes longer than the sums that are done in it.
     """
     size = prod(shape)
-    held: dict[tuple[str, str], Bits] = _rooms.__dict__
+    held: dict[Any, Bits] = _rooms.__dict__
     if (found := held.get((name, kind))) is None or found.size < size:
         found = held[name, kind] = np.empty(size, kind)
     return found[:size].reshape(shape)
