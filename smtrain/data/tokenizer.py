@@ -17,6 +17,7 @@ from smtrain.errors import DataError, first_line
 from smtrain.model import hf_tokenizer
 from smtrain.model.hf_folder import tokenizer_in
 from smtrain.model.hf_tokenizer import Say
+from smtrain.model.remedies import file_misfit
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def tokenizer_json(folder: Path) -> bytes:
             f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "
             "folder, or save a tokenizer into it with AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
+    if found := next(filter(None, (file_misfit(folder / name) for name in files)), None):
+        raise DataError(f"{found}.")
     if files == ("tokenizer.json",):
         return (folder / files[0]).read_bytes()
     return _converted(folder, tuple((folder / name).stat().st_mtime_ns for name in files))

@@ -201,3 +201,19 @@ def test_a_token_that_only_the_config_knows_is_not_learned_in_pieces(tmp_path: P
     change(made / "tokenizer_config.json", eos_token="<|stop|>")
     with pytest.raises(DataError, match=r"the chat template writes '<\|stop\|>', which tokenizer_config\.json calls"):
         Maker(made, 64, "auto", "truncate")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9085657\n"),
+        ("tokenizer.json", "<!DOCTYPE html><html>sign in</html>"),
+        ("tokenizer.json", ""),
+    ],
+    ids=["pointer", "page", "empty"],
+)
+def test_a_file_that_is_none_of_a_tokenizer_is_named_as_what_it_is(name: str, content: str, folder: Path) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name} (is|holds|has|was)") as told:
+        load_tokenizer(folder)
+    assert "tokenizers library" not in str(told.value)
