@@ -82,9 +82,11 @@ def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[
 
     Raises botocore's `ConnectionClosedError` if the last attempt's was too.
     """
-    if response is None or operation.has_streaming_output or operation.http.get("method") == "HEAD":
+    streams = operation.has_streaming_output or operation.has_event_stream_output  # read by whoever asked, not here
+    if response is None or streams or operation.http.get("method") == "HEAD":
         return None
-    if not _cut_off(response[0]):
+    answers = operation.service_model.metadata.get("protocol") == "json" and operation.output_shape is not None
+    if not _cut_off(response[0], answers):
         return None
     if attempts >= ATTEMPTS:
         from botocore.exceptions import ConnectionClosedError
@@ -93,12 +95,15 @@ def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[
     return min(0.1 * 2.0**attempts, READ_S)
 
 
-def _cut_off(answer: Any) -> bool:
-    """Whether the connection of an HTTP answer ended before its body did, or before the headers that tell its size."""
+def _cut_off(answer: Any, has_body: bool) -> bool:
+    """Whether the connection of an HTTP answer ended before its body did, or before the headers that tell its size.
+
+    `has_body`: an answer of this operation is never empty.
+    """
     told = answer.headers.get("Content-Length")
     if told is not None and "Content-Encoding" not in answer.headers:
         return len(answer.content) < int(told)
-    return answer.status_code == 200 and not answer.content and "Transfer-Encoding" not in answer.headers
+    return bool(has_body and answer.status_code == 200 and not answer.content)
 
 
 def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:

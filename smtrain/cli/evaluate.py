@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -12,6 +12,9 @@ from smtrain.cli import options
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.text import say
+
+if TYPE_CHECKING:
+    from smtrain.talk.models import FoundModel
 
 app = options.app()
 FLAGS = {
@@ -72,21 +75,21 @@ def evaluate(
         say(text, error=True)
 
     asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
+    found = [_found(given, target) for given in (model, base) if given is not None]
     refuse_unreachable(asked)  # before a model is fetched for nothing
-    folders = [_folder(given, target, told) if given is not None else None for given in (model, base)]
-    assert folders[0] is not None
-    made = api.evaluate(folders[0], folders[1], asked, told, folders[1])
+    folder, *bases = (one.fetch(told) for one in found)
+    under = bases[0] if bases else None
+    made = api.evaluate(folder, under, asked, told, under)
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made), whole=as_json)
     if out is not None:
         say(api.save(made, Path(out)), error=as_json)
 
 
-def _folder(given: str, target: options.TargetOption | None, told: Any) -> Path:
-    """The Hugging Face folder of a model, fetched where it is far; refused first where memory does not hold it."""
+def _found(given: str, target: options.TargetOption | None) -> FoundModel:
+    """A model where it lies. Raises `CheckpointError` if this machine's memory does not hold it."""
     from smtrain.generation.room import refuse_too_large
     from smtrain.talk.models import find
 
     found = find(given, options.name_of(target))
     refuse_too_large([found.need], stage="evaluate")  # one model after the other
-    folder: Path = found.fetch(told)
-    return folder
+    return found

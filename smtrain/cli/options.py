@@ -169,11 +169,20 @@ def seconds_of(option: str, text: str | None) -> float | None:
 
 
 def on_aws(config: str, target: TargetOption | None, set_: list[str] | None, what: str) -> None:
-    """Raises `ConfigError` if a config's jobs run on this machine, which has no `what`, and no target is given."""
+    """Raises `ConfigError` if a config's jobs run on this machine, which has no `what`, and no target is given.
+
+    SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's account.
+    """
+    import os
+
     from smtrain.errors import ConfigError
     from smtrain.planner.resolve import load_config
 
-    if target is None and load_config(config, set_=set_ or ()).target == "local":
+    if (
+        target is None
+        and not os.environ.get("SMTRAIN_TARGET")
+        and load_config(config, set_=set_ or ()).target == "local"
+    ):
         raise ConfigError([f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws"])
 
 

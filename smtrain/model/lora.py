@@ -87,20 +87,25 @@ class AdapterShape(ModelShape):
         return ModelShape(**{f.name: getattr(self, f.name) for f in fields(ModelShape)})
 
     @cached_property
-    def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
-        """Both factors of every adapted linear, in the order of the forward pass.
+    def _layer(self) -> tuple[Spec, ...]:  # type: ignore[override]
+        """Both factors of every adapted linear of a decoder layer, in the order of the forward pass.
 
         Where tensor parallelism cuts the linear's rows, B is cut like it and every rank holds A; where it cuts the
         columns, A is cut like it and every rank holds B.
         """
         out = []
-        for spec in self.base.specs:
+        for spec in self.base._layer:
             module = spec.name.removesuffix(".weight")
-            if LAYER.search(spec.name) and len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
+            if len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
                 rows, (width, into) = spec.role in _ROWS_CUT, spec.shape
                 out.append(Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into)))
                 out.append(Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank)))
         return tuple(out)
+
+    @cached_property
+    def _ends(self) -> tuple[list[Spec], list[Spec]]:  # type: ignore[override]
+        """No adapters: embedding and output matrix have none."""
+        return [], []
 
     def weight_of(self, factor: str) -> str:
         """The base parameter that a factor adapts."""

@@ -72,7 +72,9 @@ def test_a_page_does_what_it_says(
             # Line numbers of a traceback are those of the page.
             exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), names)
         elif block.tag == "console":
-            run_all(page, block, words, {"PATH": path} | (as_aws() if page.stem == ON_AWS else {}), here)
+            # The pages' config has no account: what it needs of one is shown for the local control plane.
+            more = as_aws() if page.stem == ON_AWS else {"SMTRAIN_TARGET": "local"}
+            run_all(page, block, words, {"PATH": path} | more, here)
 
 
 def as_aws() -> dict[str, str]:

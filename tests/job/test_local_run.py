@@ -300,7 +300,8 @@ def test_the_command_line_sees_the_same_jobs(whole: smtrain.Run, tmp_path: Path)
         return done.stdout
 
     job = whole.job("train")
-    assert f"{job.name}  Completed" in smtrain_cli("list", "--name", "whole-train")
+    listed = smtrain_cli("list", "--name", "whole-train").splitlines()[1].split()
+    assert [*listed[:3], listed[-1]] == ["whole", "train", "Completed", job.name]
     status = smtrain_cli("status", job.name)
     assert "status:      Completed (Completed)" in status
     assert f"step:        {STEPS}  loss " in status

@@ -111,7 +111,7 @@ def test_a_token_goes_to_modelscope_alone(site: ModelScope, fetched: Callable[..
         ("org/model@v9", "", r"refuses org/model at v9 \(404 Not Found\)"),
         ("org/model", "token", r"refuses org/model at master \(403 Forbidden\); .*token \(model.token\)"),
         ("org/model", "other", r"config.json of org/model did not arrive .* \(it is not what ModelScope lists\)"),
-        ("org/model", "weights", r"modelscope://org/model has neither model.safetensors nor pytorch_model.bin"),
+        ("org/model", "weights", r"modelscope://org/model holds an ONNX export \(onnx/model.onnx\); take the model"),
         ("org/model", "empty", r"lists no files of org/model at master"),
     ],
 )  # fmt: skip
