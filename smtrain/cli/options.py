@@ -178,11 +178,8 @@ def on_aws(config: str, target: TargetOption | None, set_: list[str] | None, wha
     from smtrain.errors import ConfigError
     from smtrain.planner.resolve import load_config
 
-    if (
-        target is None
-        and not os.environ.get("SMTRAIN_TARGET")
-        and load_config(config, set_=set_ or ()).target == "local"
-    ):
+    unasked = target is None and os.environ.get("SMTRAIN_TARGET") != "local"
+    if unasked and load_config(config, set_=set_ or ()).target == "local":
         raise ConfigError([f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws"])
 
 

@@ -83,7 +83,7 @@ def launch(
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
         wait: Follow the job until it ends.
         again: Do what has been done already once more.
-        check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
+        check: Start nothing if a checkpoint that is asked for is not there, nor on AWS if `smtrain.check` finds a fault.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         say: Called with each line.
         view: How to follow: which lines, a panel or not.
@@ -107,9 +107,8 @@ def launch(
     if plan.done and not again:
         say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) repeats it")
         return plan.done
-    if not plan.running:
-        _require_checkpoints(chain, [stage])
     if check and not plan.running:
+        _require_checkpoints(chain, [stage])
         _look_first(chain, [stage], say)
     notify.ready(chain, [stage], say)
     job = _start(chain, plan, say, again=again)
@@ -137,7 +136,7 @@ def run(
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
         again: Do what has been done already once more.
-        check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
+        check: Start nothing if a checkpoint that is asked for is not there, nor on AWS if `smtrain.check` finds a fault.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         say: Called with each line.
         on_line: Called with each line of the log, in place of `say`.
@@ -163,8 +162,8 @@ def run(
     chain = Chain(config, target_of(config, target))
     done = Run(chain.config)
     stages = stages_of(config, chain.target.name)
-    _require_checkpoints(chain, stages)
     if check:
+        _require_checkpoints(chain, stages)
         _look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
     if chain.target.queues:
         notify.ready(chain, stages, say)
