@@ -83,7 +83,7 @@ def launch(
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
         wait: Follow the job until it ends.
         again: Do what has been done already once more.
-        check: Start nothing if a checkpoint that is asked for is not there, nor on AWS if `smtrain.check` finds a fault.
+        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         say: Called with each line.
         view: How to follow: which lines, a panel or not.
@@ -136,7 +136,7 @@ def run(
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
         again: Do what has been done already once more.
-        check: Start nothing if a checkpoint that is asked for is not there, nor on AWS if `smtrain.check` finds a fault.
+        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         say: Called with each line.
         on_line: Called with each line of the log, in place of `say`.
