@@ -15,7 +15,7 @@ from smtrain.model.precision import Precision
 if TYPE_CHECKING:
     import torch
 
-_CACHED = 1 << 16  # numbers converted together
+_CACHED = 1 << 18  # numbers converted together: with fewer, threads wait for each other more often
 _rooms = threading.local()
 Bits = np.ndarray[Any, np.dtype[Any]]
 """An array of unsigned integers, each the bits of one number."""
