@@ -75,9 +75,10 @@ def evaluate(
         say(text, error=True)
 
     asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
-    found = [_found(given, target) for given in (model, base) if given is not None]
-    refuse_unreachable(asked)  # before a model is fetched for nothing
-    folder, *bases = (one.fetch(told) for one in found)
+    models = [given for given in (model, base) if given is not None]
+    here = {given: _found(given, target) for given in models if Path(given).is_dir()}
+    refuse_unreachable(asked)  # before anything far is asked for, or fetched for nothing
+    folder, *bases = ((here.get(given) or _found(given, target)).fetch(told) for given in models)
     under = bases[0] if bases else None
     made = api.evaluate(folder, under, asked, told, under)
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made), whole=as_json)

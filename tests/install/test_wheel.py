@@ -23,7 +23,7 @@ def test_what_is_installed_is_not_the_checkout_and_sends_the_same_bytes(installe
 def test_dry_run_policy_and_python_m(installed: Installed) -> None:
     request = json.loads(installed.smtrain("launch", "config.yaml", "--stage", "convert", "--dry-run"))
     assert build_bundle().sha256[:8] in json.dumps(request)
-    assert "s3:GetObject" in installed.smtrain("iam", "policy", "config.yaml")
+    assert "s3:GetObject" in installed.smtrain("iam", "policy", "config.yaml", "--target", "local")
     as_module = installed.run("python", "-m", "smtrain", "--version")
     assert as_module.stdout == installed.smtrain("--version")
     words = ("--model", "demo://tiny-llama", "--data", "demo://python-stdlib", "--machines", "here", "--force")
