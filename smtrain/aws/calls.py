@@ -82,7 +82,7 @@ def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[
 
     Raises botocore's `ConnectionClosedError` if the last attempt's was too.
     """
-    streams = operation.has_streaming_output or operation.has_event_stream_output  # read by whoever asked, not here
+    streams = operation.has_streaming_output or operation.has_event_stream_output  # read by the caller, not here
     if response is None or streams or operation.http.get("method") == "HEAD":
         return None
     answers = operation.service_model.metadata.get("protocol") == "json" and operation.output_shape is not None

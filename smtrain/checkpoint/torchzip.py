@@ -122,7 +122,7 @@ _Storages = dict[str, tuple[DType, int]]
 
 
 def _parse(pickled: bytes) -> tuple[Any, _Storages]:
-    """What a pickle holds, and the storages that it names. A slab's file is its storage's key; that begins at 0."""
+    """The object of a pickle, and the storages that it names. A slab's file is its storage's key, and begins at 0."""
     storages: _Storages = {}
 
     def stored(key: str, dtype: DType, numel: int) -> Slab:

@@ -117,8 +117,7 @@ def clean(
         if size:
             say(f"{spell_bytes(size):>9}  {kind}: {KINDS[kind]}")
     say(f"{spell_bytes(sum(sizes.values())):>9}  by smtrain in {place.shared} ({place.head.name})")
-    if not (jobs or age is not None or everything or run):
-        say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
+    if not options.is_named(jobs, age, everything, run or None):
         return
     chosen, units = plan(shared, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
     for unit in units:

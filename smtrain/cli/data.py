@@ -156,9 +156,10 @@ def merge(
         named("DATASET or PREFIX", name)
     from smtrain.data import exchange, indexes
 
-    prefixes = [prefix for name in datasets for prefix in exchange.prefixes(Path(folder_of(name)))]
+    folders = [Path(folder_of(name)) for name in datasets]
+    prefixes = [prefix for folder in folders for prefix in exchange.prefixes(folder)]
     say(f"{output}: {indexes.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
-    for note in filter(None, (exchange.held_out_note(Path(name)) for name in datasets)):
+    for note in filter(None, map(exchange.held_out_note, folders)):
         say(note)
 
 
@@ -179,12 +180,13 @@ def split(
     named("PREFIX", output)
     from smtrain.data import exchange, indexes
 
-    found = exchange.prefixes(Path(folder_of(dataset)))
+    folder = Path(folder_of(dataset))
+    found = exchange.prefixes(folder)
     if len(found) != 1:
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
     for made in indexes.split(found[0], Path(output), shares, overwrite=overwrite):
         say(made)
-    if note := exchange.held_out_note(Path(dataset)):
+    if note := exchange.held_out_note(folder):
         say(note)
 
 

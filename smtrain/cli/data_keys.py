@@ -16,7 +16,7 @@ _TAGS = {
     "assistant_tag": ("assistant", "gpt", "chatgpt", "model"), "system_tag": ("system",),
     "observation_tag": ("observation", "tool", "function"), "function_tag": ("function_call",),
 }  # fmt: skip
-"""What MindSpeed's `tags` may call the fields and roles of a turn: all of these are read, whichever a record has."""
+"""Names of fields and roles of a turn that MindSpeed's `tags` may give: each of them is read."""
 
 JsonKeys = Annotated[
     Optional[list[str]],  # noqa: UP045

@@ -97,8 +97,7 @@ def clean(
         if size:
             say(f"{spell_bytes(size):>9}  {kind}{f': {KINDS[kind]}' if KINDS[kind] else ''}")
     say(f"{spell_bytes(used.total):>9}  in {used.home}; {spell_bytes(used.free)} are free")
-    if not (jobs or age is not None or everything or run):
-        say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
+    if not options.is_named(jobs, age, everything, run or None):
         return
     endpoint = ensure_running()
     found = plan(endpoint, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)

@@ -208,6 +208,14 @@ def age_of(text: str | None) -> float | None:
         raise ConfigError([f"--older-than: {error}"]) from None
 
 
+def is_named(*given: object) -> bool:
+    """True if an option of `clean` names something to remove; else the options that do are said."""
+    if any(one is not None and one is not False for one in given):
+        return True
+    say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
+    return False
+
+
 def may_remove(yes: bool) -> bool:
     """True if the user agrees to remove what was shown. Raises `LocalError` if there is no terminal to ask on."""
     import sys

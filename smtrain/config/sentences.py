@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -47,7 +47,7 @@ _WORDS = {
 
 
 def shown(text: str) -> str:
-    """What was given, on one line and short enough to be part of a sentence."""
+    """A value as it was given, on one line and short enough for a sentence."""
     text = " ".join(text.splitlines())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
@@ -69,16 +69,18 @@ def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
         key = "model.path" if key == "model" else key
         return f"{key}: is missing; set it in the config or with --set {key}=..."
     if kind == "extra_forbidden":
-        known = _meant(root, key)
-        return f"{key}: unknown key; " + (
-            f"did you mean {known}?" if known else f"known: {', '.join(_siblings(root, key))}"
-        )
+        return f"{key}: {unknown_key(_meant(root, key), _siblings(root, key))}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key}: got {shown(repr(given))}; it is a section with keys of its own"
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
         return f"{key}: got {shown(repr(given))}; {words}"
     return f"{key}: got {shown(repr(given))}; {in_words(detail)}"
+
+
+def unknown_key(meant: str | None, known: Iterable[str]) -> str:
+    """Say of a key that it is unknown, with the one that was meant, else with all that are known."""
+    return f"unknown key; did you mean {meant}?" if meant else f"unknown key; known: {', '.join(known)}"
 
 
 def in_words(detail: Any) -> str:

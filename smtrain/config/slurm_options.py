@@ -117,7 +117,7 @@ def _names(option: str, program: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `--export` in cluster.sbatch adds to the environment of a job."""
+    """The variables that `--export` in cluster.sbatch adds to the environment of a job."""
 
     everything: bool = False
     """ALL: the whole environment of the shell that submits."""

@@ -1,4 +1,4 @@
-"""What a training job's name says about its run, and its request or description about its machines."""
+"""The run of a training job, by its name, and its machines, by its request or description."""
 
 from __future__ import annotations
 

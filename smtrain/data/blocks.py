@@ -28,7 +28,7 @@ BLOCK_BYTES = 4 << 20
 LARGEST_DOCUMENT = 256 << 20
 Wanted = Literal["text", "ids"]
 MODES = "modes of a multimodal dataset"
-"""What a Megatron pair may hold of its sequences, and text has no use for."""
+"""A part of a Megatron pair that text has no use for."""
 
 _PACKED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
 """The first bytes of what is compressed, by the ending."""

@@ -192,7 +192,7 @@ def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tup
 
 
 def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:
-    """Tokens a row, and what the rows hold beside them."""
+    """Tokens a row, and other things that the rows hold."""
     unread = UnreadText()
     from smtrain.data.blocks import cut_file
 

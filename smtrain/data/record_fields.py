@@ -32,11 +32,11 @@ class RecordField:
 
 
 PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
-"""What preference data calls the better answer and the worse one."""
+"""Names of the better answer and the worse one in preference data."""
 UNWANTED = ("kto_tag", "label")
-"""What says by `false` that an answer is not wanted."""
+"""Fields that say by `false` that an answer is not wanted."""
 SEEN = ("images", "videos", "audios", "image", "audio")
-"""What a model of text cannot read."""
+"""Fields that a model of text cannot read."""
 _NO_TEXT = "the model reads text only, and would learn answers about what it cannot see"
 FIELDS: tuple[RecordField, ...] = (
     RecordField("alpaca", ("instruction", "input"), "prompt", "the question; `input` follows after an empty line"),

@@ -120,7 +120,7 @@ class Maker:
         )
 
     def _unread(self, row: dict[str, Any], said: Dialogue, texts: list[Rendered]) -> UnreadText:
-        """What a record holds and its samples do not."""
+        """The text of a record that its samples do not have."""
         found = UnreadText(said.unread)
         found.count(unread_of(row, said, self._columns))
         found.count(self.template.unread(said, texts) if texts else [])

@@ -26,7 +26,7 @@ _SWITCHES, _REFUSED = turn_fields("decides"), turn_fields("refused")
 
 
 class RecordFault(Exception):  # noqa: N818 - a record's, told with its line
-    """What makes a record no conversation that can be learned from."""
+    """A fault of a record that cannot be learned from."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
 
 
 def _switches(turn: dict[str, Any], number: int) -> dict[str, bool]:
-    """What a turn says of its being learned, by the field's name."""
+    """The switches of a turn that say whether it is learned, by the field's name."""
     found = {}
     for name in _SWITCHES:
         value = turn.get(name)

@@ -102,7 +102,7 @@ class Tasks:
             raise ConfigError([missing(lacking)])
         self.asked = asked
         self.not_read = ""
-        """What the files of MMLU hold and no task has, in words."""
+        """The columns and files of MMLU that no task has, in words."""
         self._work = tempfile.TemporaryDirectory(prefix="smtrain-evaluation-")
         work = Path(self._work.name)
         try:

@@ -95,7 +95,7 @@ def name_switches(folder: Path, found: list[str], say: Say | None) -> None:
     try:
         found = [*found, *_settled(_said(folder))[1]]
     except ValueError:
-        pass  # no JSON, which whoever needs it says
+        pass  # no JSON, which its reader says
     folder = folder.resolve()
     first = folder not in _told and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
     if found and (say is not None or first):

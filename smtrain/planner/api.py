@@ -98,10 +98,7 @@ def plan(
     work, _ = work_of(config, shape)
     some = [machine_of(t, n, described) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
-    mesh = Mesh(
-        config.parallel.tp, config.parallel.pp, config.dp, config.parallel.micro_batch_size,
-        config.parallel.activation_checkpointing, config.parallel.sequence_parallel,
-    )  # fmt: skip
+    mesh = Mesh.of_config(config)
     some = some or [own]
     where = some[0] if len(machines) == 1 and machines[0][0] in described else own
     corrected = correction(work, where, mesh, measured)
@@ -184,7 +181,7 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
 
 
 def _legal(config: JobConfig, found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Those of these meshes that the checks of the config take; each is looked at when it is asked for."""
+    """The meshes that the checks of the config take; each is looked at when it is asked for."""
     return (c for c in found if accepted(config, c.machine, c.mesh, _engine(config, c.machine)))
 
 

@@ -9,6 +9,7 @@ from math import ceil, exp, expm1, inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
+from smtrain.config.sentences import unknown_key
 from smtrain.config.yaml_file import read_toml
 from smtrain.errors import ConfigError
 from smtrain.facts import table
@@ -111,8 +112,7 @@ def _is_number(value: Any) -> bool:
 def _unknown(key: str, known: Iterable[str]) -> str:
     """An unknown key, with the near one, else all."""
     names = list(known)
-    near = get_close_matches(key, names, n=1)
-    return f"unknown key; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(names)}"
+    return unknown_key(next(iter(get_close_matches(key, names, n=1)), None), names)
 
 
 @dataclass(frozen=True)

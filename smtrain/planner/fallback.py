@@ -60,10 +60,7 @@ def _faults(config: JobConfig) -> Iterator[str]:
     if machine.cores > alone.cores:
         yield f"compute.processes_per_instance is {machine.cores}, and it has {alone.cores} cores"
         return
-    mesh = Mesh(
-        parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
-        parallel.sequence_parallel,
-    )  # fmt: skip
+    mesh = Mesh.of_config(config)
     try:
         work, _ = work_of(config, shape_of(config))
     except ConfigError:

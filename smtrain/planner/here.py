@@ -84,7 +84,7 @@ def memory_of(config: JobConfig) -> float | None:
         work, _ = work_of(config, shape_of(config), "native")
     except ConfigError:
         return None
-    mesh, plain = _mesh(config), _host(config)
+    mesh, plain = Mesh.of_config(config), _host(config)
     held = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
     return held * mesh.tp * mesh.dp + PROCESS * config.world_size
 
@@ -96,7 +96,7 @@ def plan_here(config: JobConfig, measured: float | None = None) -> Plan:
     """
     shape = shape_of(config)
     work, _ = work_of(config, shape, "native")
-    mesh, host, steps = _mesh(config), _host(config), config.train.steps
+    mesh, host, steps = Mesh.of_config(config), _host(config), config.train.steps
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
     free, need = memory_here(), memory_of(config) or 0.0
     faults: tuple[str, ...] = ()
@@ -126,14 +126,6 @@ def plan_here(config: JobConfig, measured: float | None = None) -> Plan:
         nearest=None, hours=seconds / 3600 if seconds is not None else None, attempts=None, dollars=None,
         dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
         save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
-    )  # fmt: skip
-
-
-def _mesh(config: JobConfig) -> Mesh:
-    parallel = config.parallel
-    return Mesh(
-        parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
-        parallel.sequence_parallel,
     )  # fmt: skip
 
 

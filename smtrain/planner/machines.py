@@ -122,6 +122,15 @@ class Mesh:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
 
+    @classmethod
+    def of_config(cls, config: JobConfig) -> Mesh:
+        """The mesh that a config names."""
+        parallel = config.parallel
+        return cls(
+            parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
+            parallel.sequence_parallel,
+        )  # fmt: skip
+
     def __str__(self) -> str:
         text = f"tp {self.tp} x pp {self.pp} x dp {self.dp}, micro-batch {self.micro_batch}"
         text += "" if self.recompute == "none" else f", {self.recompute} recomputation"

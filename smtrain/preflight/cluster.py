@@ -130,7 +130,7 @@ def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> 
 
 
 def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """What sbatch says to the options of the stages, as their scripts have them; it submits nothing."""
+    """Ask sbatch about the options of the stages, as their scripts have them; nothing is submitted."""
     section = place.section
     kinds = dict.fromkeys(tuple(asked_for(stage, section)) for stage in stages)
     for options in kinds:

@@ -1,4 +1,4 @@
-"""What can leave the shared folder: what smtrain made there for finished runs, never a file that it did not make."""
+"""Removal from the shared folder: files that smtrain made there for finished runs, and no others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Unit:
 
 @dataclass
 class Shared:
-    """What smtrain has made in a shared folder."""
+    """The files that smtrain has made in a shared folder."""
 
     folder: str
     me: str

@@ -1,6 +1,6 @@
 """The variables of the head node's shell that travel with a job; all others stay there, as secrets may be among them.
 
-What Slurm is given goes into the state folder of slurmctld and into the processes of the job.
+Variables that Slurm gets go into the state folder of slurmctld and into the processes of the job.
 """
 
 from __future__ import annotations

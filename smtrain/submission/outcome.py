@@ -71,7 +71,7 @@ class Run:
         return self.job("export").output
 
     def summary(self, folder: str | Path | None = None) -> str:
-        """What came of the run, in lines: loss, time, where the model lies, and commands that go on from it.
+        """The result of the run in lines: loss, time, the model's place, and commands that go on from it.
 
         `folder` is where the model was copied to, if it was.
         """

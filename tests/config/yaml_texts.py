@@ -64,4 +64,4 @@ TEXTS = st.lists(st.one_of(_BLOCK, _BLOCK, _LINE, LAUGHS, MERGES, _BETWEEN), max
 _KEY = st.sampled_from(KEYS)
 _NAMES = st.one_of(st.builds("{}.{}".format, _KEY, _KEY), _KEY, st.text(max_size=5))
 ASSIGNMENTS = st.builds("{}={}".format, _NAMES, st.one_of(VALUES, NESTED))
-"""What `--set` is given."""
+"""Texts for `--set`."""

@@ -1,4 +1,4 @@
-"""What Slurm itself said of a job: `smtrain logs` shows it, and `status` gives its cause."""
+"""Slurm's own words about a job: `smtrain logs` shows them, and `status` gives the cause."""
 
 from __future__ import annotations
 
