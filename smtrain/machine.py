@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 
 def cores_here() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def name_here() -> str:
+    """Host name and devices of this machine, as views of its jobs show it: `workstation (16 cores)`."""
+    count, kind = (gpus_here(), "GPU") if gpu_here() else (cores_here(), "core")
+    return f"{platform.node() or 'this machine'} ({count} {kind}{'s' * (count != 1)})"
+
+
+def processor_here() -> str:
+    """Model name of the processor, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, ValueError):
+        return platform.processor() or platform.machine()
 
 
 def gpu_here() -> bool:

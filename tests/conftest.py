@@ -98,6 +98,24 @@ def environment_as_it_was() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
+    """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS."""
+    from smtrain.config.machine import MachineEntry
+    from smtrain.planner import probing
+
+    asked: list[tuple[int, str]] = []
+
+    def found(processes: int, number: str) -> MachineEntry:
+        asked.append((processes, number))
+        return MachineEntry(kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16)
+
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    monkeypatch.setattr(probing, "_measured", found)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    return asked
+
+
 @pytest.fixture(scope="session")
 def local_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """$SMTRAIN_HOME of this test process, whose control plane is ended at the end."""

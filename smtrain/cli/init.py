@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from smtrain.cli import options
 from smtrain.text import say
+
+if TYPE_CHECKING:
+    from smtrain.config import JobConfig
 
 app = options.app()
 _QUESTIONS = {
@@ -21,9 +25,8 @@ _QUESTIONS = {
     "--machines": ("Where: `here`, or an instance type and how many, such as ml.trn1.32xlarge:2", "here"),
 }  # fmt: skip
 _BYTES_PER_TOKEN = 4  # of English text, with a vocabulary of 32,000 to 150,000
-_ROLE_AND_REGION = {
-    "compute.role": "arn:aws:iam::111122223333:role/smtrain-training", "compute.region": "us-west-2",
-}  # fmt: skip
+_REGION = "us-west-2"
+_OPEN = {"compute.role": "arn:aws:iam::111122223333:role/smtrain-training", "compute.region": _REGION}
 
 
 @app.command()
@@ -38,11 +41,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
     """Write a commented config; asks for what no option says: the model, the text, and where to train."""
-    from smtrain.config.sample import Machines, text_of, values
+    from smtrain.config.sample import Machines, values
     from smtrain.errors import ConfigError
-    from smtrain.planner.resolve import load_config
-    from smtrain.planner.workload import text_bytes
-    from smtrain.yaml_text import parse
 
     if file.exists() and not force:
         raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])
@@ -56,24 +56,98 @@ def init(
     seen = _seen_from_here(file.parent, model)
     content = values(seen, data, where, mesh=_shape_known(seen))
     content["model"]["path"] = model
-    left_open = {} if where.instance_type is None else _ROLE_AND_REGION
-    text = text_of(content, left_open=left_open)
-    loaded = parse(text)
-    for section in ("model", "data"):
-        loaded[section]["path"] = _seen_from_here(file.parent, loaded[section]["path"])
-    config = load_config(loaded)  # what cannot run is said now, and nothing is written
+    config, text = _written(content, file, open_keys=where.instance_type is not None)
+    adapted = content["train"].get("adapter") is not None
     file.write_text(text, encoding="utf-8")
-    if size := text_bytes(config):
-        steps = max(1, round(size / _BYTES_PER_TOKEN / (config.train.global_batch_size * config.train.seq_len)))
-        read = "steps read" if steps > 1 else "step reads"
-        say(f"about {steps:,} {read} all of the text once, at {_BYTES_PER_TOKEN} bytes a token")
+    _say_size(config)
+    if adapted:
+        say(
+            f"all weights of this model do not fit on {config.compute.instance_count} x {config.compute.instance_type}: "
+            f"train.adapter trains LoRA of rank {config.train.adapter.rank}, which fits"
+        )
+    for told in _known_to_fail(config, seen):
+        say(f"! {told}")
     say(f"wrote {file}; next:")
-    for command in ("plan", "check", "run") if where.instance_type else ("run",):
+    for command in ("plan", "check", "run"):
         say(f"  smtrain {command} {file}")
 
 
+def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[JobConfig, str]:
+    """The config of these keys and its YAML; with LoRA in `content` if only that fits the machines.
+
+    Raises `ConfigError` for what cannot run: it is said now, and nothing is written.
+    """
+    from smtrain.config.sample import text_of
+    from smtrain.errors import ConfigError
+    from smtrain.planner.auto import LORA_FITS
+    from smtrain.planner.search import RANK
+
+    left_open = _OPEN if open_keys else {}
+    text = text_of(content, str(file), left_open=left_open)
+    try:
+        return _loaded(text, file.parent), text
+    except ConfigError as error:
+        if not open_keys or LORA_FITS not in str(error):
+            raise
+    content["train"]["adapter"] = {"rank": RANK}
+    text = text_of(content, str(file), left_open=left_open)
+    return _loaded(text, file.parent), text
+
+
+def _loaded(text: str, folder: Path) -> JobConfig:
+    """The config of a text, with its paths as they are seen from here."""
+    from smtrain.planner.resolve import load_config
+    from smtrain.yaml_text import parse
+
+    loaded = parse(text)
+    for section in ("model", "data"):
+        loaded[section]["path"] = _seen_from_here(folder, loaded[section]["path"])
+    return load_config(loaded)
+
+
+def _say_size(config: JobConfig) -> None:
+    """Say how large the text is, how many steps read it, and how long the run takes on this machine."""
+    from smtrain.config.units import spell, spell_bytes
+    from smtrain.planner.here import is_here, plan_here
+    from smtrain.planner.workload import text_bytes
+
+    if size := text_bytes(config):
+        tokens = size / _BYTES_PER_TOKEN
+        steps = max(1, round(tokens / (config.train.global_batch_size * config.train.seq_len)))
+        read = "steps read" if steps > 1 else "step reads"
+        say(
+            f"the text has {spell_bytes(size)}, about {tokens:,.0f} tokens at {_BYTES_PER_TOKEN} bytes each; about "
+            f"{steps:,} {read} all of it once"
+        )
+    if is_here(config) and _shape_known(config.model.path):
+        plan = plan_here(config)
+        if plan.hours is not None:
+            say(f"{config.train.steps} steps take about {spell(plan.hours * 3600)} on {plan.machines}")
+        for told in plan.faults:
+            say(f"! {told}")
+
+
+def _known_to_fail(config: JobConfig, model: str) -> Iterator[str]:
+    """What is known to stop this config later, or to end soon, each with its remedy."""
+    from smtrain.errors import ConfigError
+    from smtrain.facts.images import end_of_life, training_image
+
+    if config.target == "aws":
+        try:
+            training_image(config.compute.region or _REGION, config.train.engine, config.compute.instance_type)
+        except ConfigError as error:
+            yield str(error)
+        if told := end_of_life(config.train.engine):
+            yield f"{told}; nothing needs to be done today, and trn2 with engine native is what follows"
+    if not _shape_known(model):
+        yield (
+            f"model.path: the shape of {config.model.path} is not known here, so memory, time and cost are not either; "
+            "`smtrain plan CONFIG --model FOLDER` takes a folder with its config.json"
+        )
+
+
 def _shape_known(model: str) -> bool:
-    """Whether the planner knows the model's shape, and so can choose a mesh."""
+    """Whether the planner knows the model's shape, by its folder or its name, and so can choose a mesh."""
     from smtrain.config import JobConfig
     from smtrain.errors import ConfigError
     from smtrain.planner.workload import shape_of

@@ -90,7 +90,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
                 "use a multiple of tp"
             ),
         )
-    if train.warmup_steps > train.steps > 0:
+    if train.warmup > train.steps > 0:
         yield (
             {"train.warmup_steps", "train.steps"},
             (f"train.warmup_steps: {train.warmup_steps} is more than train.steps = {train.steps}; use at most that"),

@@ -1,4 +1,4 @@
-"""The schema as editors read it: shipped as a file, and named by a comment in the first line of a config."""
+"""The schema of a config as editors read it, shipped as a file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,3 @@ def schema_text() -> str:
     """The JSON Schema of a config, as `FILE` holds it."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}
     return json.dumps(schema, indent=2) + "\n"
-
-
-def comment() -> str:
-    """The line by which the YAML language server of VS Code, Neovim, JetBrains and others finds the schema."""
-    return f"# yaml-language-server: $schema={FILE}"

@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from smtrain.config.editor import comment
 from smtrain.config.schema import JobConfig
 from smtrain.config.section import descriptions
 from smtrain.errors import ConfigError
@@ -63,8 +62,7 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
     if row and not mesh:
         guessed = {"parallel": {"tp": tp, "sequence_parallel": tp > 1, "activation_checkpointing": "full"}}
     length = min(512 if here else 4096, _positions(model))
-    compute: dict[str, Any] = {"instance_type": machines.instance_type or "ml.m5.4xlarge"}
-    compute |= {"instance_count": machines.count, "max_run": "1d"}
+    compute: dict[str, Any] = {"instance_type": machines.instance_type, "instance_count": machines.count}
     return {
         "name": name_of(model),
         "target": "local" if here else "aws",
@@ -76,17 +74,20 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
             **batch,
             "seq_len": length,
             "lr": 1e-4,
-            "warmup_steps": 10 if here else 100,
+            "warmup_steps": 0.1,
             "precision": "fp32" if here else "bf16",
             "save_interval": 50 if here else 100,
         },
-        "compute": compute,
+        **({} if here else {"compute": {**compute, "max_run": "1d"}}),
     }  # fmt: skip
 
 
-def text_of(content: dict[str, Any], *, left_open: dict[str, str]) -> str:
-    """The config as YAML. `left_open`: examples of keys such as `compute.role`, which are put there as comments."""
-    lines = [comment(), "# Every key and its default: docs/reference/config.md, or `smtrain config schema`.", ""]
+def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) -> str:
+    """The config as YAML, which `file` is to hold. `left_open`: examples of keys such as `compute.role`, which are put there as comments."""
+    lines = ["# Every key, its meaning and its default: `smtrain config schema`."]
+    if content["target"] == "local":
+        lines += [f"# A trial first:  smtrain run {file} --set name={content['name'][:30]}-trial --set train.steps=20"]
+    lines += [""]
     for key, value in content.items():
         lines += _described(JobConfig, key, "")
         if not isinstance(value, dict):
@@ -122,7 +123,8 @@ def _positions(model: str) -> int:
 
 
 def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:
-    text = " ".join(descriptions(section)[field].split())
+    # a wheel has no docs folder
+    text = re.sub(r" \(docs/[^)]*\)", "", " ".join(descriptions(section)[field].split()))
     return textwrap.wrap(
         text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
     )
@@ -130,5 +132,6 @@ def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.1e}"  # with its point: YAML 1.1 reads 1e-4 as text
+        # with its point: YAML 1.1 reads 1e-4 as text
+        return f"{value:.1e}" if value < 1e-3 else f"{value:g}"
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")

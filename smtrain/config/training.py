@@ -133,8 +133,8 @@ class Train(Section):
     """Learning rate at the end of a cosine or linear schedule."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
     """How the learning rate falls after warm-up: not at all, along a cosine, or in a straight line."""
-    warmup_steps: int = Field(0, ge=0, le=10**9)
-    """Steps of linear warm-up from 0 to `lr`."""
+    warmup_steps: int | float = Field(0, ge=0, le=10**9)
+    """Steps of linear warm-up from 0 to `lr`; below 1 the share of train.steps, such as 0.1."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
@@ -166,3 +166,15 @@ class Train(Section):
     """Trace some steps and time their parts (engine native); default: no."""
     validation: Validation | None = None
     """Hold out part of the text and log the loss on it; default: none."""
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _steps_or_a_share(cls, value: float) -> int | float:
+        if value >= 1 and value != int(value):
+            raise ValueError(f"got {value}; whole steps, or below 1 the share of train.steps, are needed")
+        return value if 0 < value < 1 else int(value)
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up, also if it is given as a share of `steps`."""
+        return int(self.warmup_steps) if self.warmup_steps >= 1 else round(self.warmup_steps * self.steps)

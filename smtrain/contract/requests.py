@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from smtrain.machine import name_here
+
+HERE = "SMTRAIN_HERE"
+"""Variable of a job whose host is the user's machine as it is, not a stand-in for the instance type of its request."""
 _OURS = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
 
 
@@ -19,6 +23,19 @@ def is_of_run(name: str, run: str) -> bool:
     """Whether a job is one of a run's."""
     ours = stage_of(name)
     return ours is not None and ours[0] == run
+
+
+def is_of_here(told: Mapping[str, Any]) -> bool:
+    """Whether a job's host is the user's machine as it is."""
+    return HERE in (told.get("Environment") or {})
+
+
+def machines_of(told: Mapping[str, Any]) -> str:
+    """The machines of a job as views show them: `2 x ml.trn1.32xlarge`, or this machine by its name."""
+    if not is_of_here(told):
+        return " + ".join(f"{count} x {kind}" for kind, count in groups_of(told))
+    hosts = sum(count for _, count in groups_of(told))
+    return name_here() if hosts == 1 else f"{hosts} hosts on {name_here()}"
 
 
 def groups_of(told: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -189,3 +189,11 @@ def image_rows() -> list[dict[str, Any]]:
         {**row, "engines": [engine for engine in images["engines"] if serves(row["tag"], engine)]}
         for row in images["tags"]
     ]
+
+
+def end_of_life(engine: str) -> str | None:
+    """What is known of an engine's software that gets no further release; None for one that is maintained."""
+    if engine != "nxd":
+        return None
+    last = table("images")["engines"]["nxd"]["sdk"][1]
+    return f"neuronx-distributed is at its end of life: Neuron {last} is the last release whose image ships it"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.config.units import spell
-from smtrain.contract.requests import groups_of
+from smtrain.contract.requests import groups_of, is_of_here, machines_of
 from smtrain.home import home
 from smtrain.planner.cost import HOUR, Price, Prices
 
@@ -29,7 +29,9 @@ class Spent:
     billed: bool
     """False for the local control plane: what the same time would cost on AWS."""
     owned: bool = False
-    """The machines are a Slurm cluster's, which bills nothing: only prices of the user's own are known."""
+    """The machines are the user's: a Slurm cluster's, of which only prices of the user's own are known, or `here`."""
+    here: bool = False
+    """The machine is this one, which bills nothing."""
     saved: float | None = None
     """Share that spot saved, once the job has ended."""
 
@@ -39,6 +41,8 @@ class Spent:
     def forms(self) -> tuple[str, ...]:
         """The sentence; then shorter ones for where there is less room: without the price, and the sum alone."""
         time = f"{spell(self.billable_s)} x {self.machines}"
+        if self.here:
+            return f"nothing here ({time})", "nothing here"
         if self.dollars is None and self.owned:
             return (f"{time}{'' if self.final else ' so far'}, on a cluster of your own",)
         if self.dollars is None:
@@ -60,8 +64,9 @@ def cost_of(
     end. A spot job's BillableTimeInSeconds is the discounted one, whose savings are 1 - Billable / TrainingTime, so it
     goes with the on-demand price; while it runs the spot price is a guess.
     """
-    owned = told.get("TrainingJobArn", "").startswith("slurm:")
-    known = prices or known_prices("slurm" if owned else None)
+    here = local and is_of_here(told)
+    owned = here or told.get("TrainingJobArn", "").startswith("slurm:")
+    known = prices or known_prices("slurm" if owned and not here else None)
     groups = groups_of(told)
     spot = bool(told.get("EnableManagedSpotTraining"))
     billable, saved = told.get("BillableTimeInSeconds"), None
@@ -75,7 +80,7 @@ def cost_of(
         end = told.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
         seconds, option = max(0.0, (end - began).total_seconds()) if began else 0.0, "spot" if spot else "on_demand"
         final = owned and told.get("TrainingEndTime") is not None
-    found = [(known.find(kind, option, region), count) for kind, count in groups]
+    found = [(None if here else known.find(kind, option, region), count) for kind, count in groups]
     rate = sum(price.dollars_per_hour * count for price, count in found if price)
     items = {"training": seconds / HOUR * rate}
     if retained := (told.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
@@ -84,11 +89,12 @@ def cost_of(
         sum(items.values()) if all(price for price, _ in found) else None,
         items,
         seconds,
-        " + ".join(f"{count} x {kind}" for kind, count in groups),
+        machines_of(told),
         tuple(price for price, _ in found if price),
         final,
         not local,
         owned,
+        here,
         saved,
     )
 

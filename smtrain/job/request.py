@@ -9,10 +9,12 @@ from typing import Any
 from smtrain.aws.local_hosts import TAG, LocalHosts
 from smtrain.config import JobConfig, Stage
 from smtrain.contract.log_lines import MACHINE_NUMBERS
+from smtrain.contract.requests import HERE
 from smtrain.facts.engines import family
 from smtrain.facts.filesystems import data_source
 from smtrain.facts.images import image_uri, training_image
 from smtrain.job.environment import environment
+from smtrain.planner.here import is_here
 from smtrain.planner.stages import machine_for, machines_of, volume_for
 from smtrain.tracking.settings import VARIABLE, variable
 
@@ -79,6 +81,8 @@ def create_training_job(
         # The profiler's default hooks break Neuron jobs.
         "ProfilerConfig": {"DisableProfiler": True},
     }
+    if is_here(config):
+        request["Environment"] = {HERE: "1"} | request["Environment"]
     if config.target == "local" and (hosts := local_hosts(config).write()):
         request["Tags"].append({"Key": TAG, "Value": hosts})
     if not request["AlgorithmSpecification"]["MetricDefinitions"]:

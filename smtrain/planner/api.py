@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from smtrain.config import JobConfig
 from smtrain.config.load import Source
+from smtrain.contract.uris import HUBS
 from smtrain.edge import public
 from smtrain.errors import ConfigError
 from smtrain.facts.engines import ENGINES, EngineName, engine_fault, engine_of, is_neuron
@@ -259,6 +260,7 @@ def _plan(
         attempts=spent.attempts if spent and config.target == "slurm" else None,
         dollars=spent.total if spent else None,
         dollars_by_item=spent.items if spent else {},
+        hours_by_stage=spent.hours if spent and config.target == "aws" else {},
         dollars_per_million_tokens=spent.total / billed if spent and spent.total is not None and billed else None,
         tokens_per_dollar=per_dollar,
         prices=used,
@@ -281,9 +283,12 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
     stages = {}
     if steps:
         written = need(config, "generate", described_of(config), prices.assumptions)
+        fetched = need(config, "fetch", described_of(config), prices.assumptions)
         stages = stage_seconds(
             work, prices.assumptions, text_bytes=text_bytes(config), accelerated=is_neuron(machine.type),
-            generated=written.seconds if written else None, machines=config.data.machines,
+            generated=written.seconds if written else None,
+            fetched=fetched.seconds if fetched and config.model.path.startswith(HUBS) else None,
+            machines=config.data.machines,
             refining=sum(refining_seconds(config.data, _preparing(config), prices.assumptions).values()),
         )  # fmt: skip
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)

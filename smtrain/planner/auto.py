@@ -16,6 +16,8 @@ from smtrain.planner.workload import positions_of, shape_of, work_of
 
 NO_MESH = "compute.instance_count: no mesh of "
 """How the fault begins where a model fits on none of the meshes that nobody has chosen yet."""
+LORA_FITS = f"train.adapter: with LoRA of rank {RANK} it fits"
+"""How that fault ends if adapters fit."""
 _GOOD = 0.8  # of the rate that the largest batch gives: the smallest batch that reaches it is taken
 _EQUAL = 0.98  # of the best rate counts as the best, of the batches up to train.max_global_batch_size
 _LARGE = 4  # sequences for every process, of the largest batch that is tried
@@ -190,7 +192,7 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
     if train.adapter is None:
         work, recompute = work_of(config, shape_of(config))
         found = search(with_adapters(work), [Machine.of_config(config)], recompute=recompute)
-        remedy += f", or train.adapter: with LoRA of rank {RANK} it fits" if found else ""
+        remedy += f", or {LORA_FITS}" if found else ""
     start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
     length = "" if auto else f" at train.seq_len {train.seq_len}"
     return ConfigError([f"{start} fits the model{length}{batch}; {remedy}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from math import ceil, exp, expm1, inf, isfinite, sqrt
 from pathlib import Path
@@ -87,7 +87,7 @@ def _own(file: Path) -> dict[str, Any]:
 
 def _row_fault(row: Any) -> str | None:
     """The first thing that is wrong with a row of a user's file."""
-    kinds = {field.name: field.type for field in fields(Price)}
+    kinds = {one.name: one.type for one in fields(Price)}
     if not isinstance(row, dict):
         return "it is no table; write `[[rows]]` above its keys"
     for key in row.keys() - kinds.keys():
@@ -163,6 +163,8 @@ class Cost:
     """Billed wall time of the train stage."""
     attempts: int = 1
     """Jobs that a cluster's time limit cuts it into."""
+    hours: dict[str, float] = field(default_factory=dict)
+    """Of each stage of the run, one after the other, the train stage among them."""
 
 
 def cost(
@@ -181,8 +183,9 @@ def cost(
     attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
     hours = (train_s + attempts * start_s) / HOUR
     used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, *cpus.values()) if p))
+    by_stage = {stage: seconds / HOUR for stage, seconds in stages.items()} | {"train": hours}
     if price is None:
-        return Cost({}, used, None, hours, attempts)
+        return Cost({}, used, None, hours, attempts, by_stage)
     items = {"train": hours * machine.count * price.dollars_per_hour}
     if keep_alive_s:
         items["warm pool"] = keep_alive_s / HOUR * machine.count * price.dollars_per_hour
@@ -190,17 +193,20 @@ def cost(
         row = full if stage == "compile" else cpus.get(stage)
         if row is not None:
             items[stage] = seconds / HOUR * row.dollars_per_hour * (together or {}).get(stage, 1)
-    return Cost(items, used, sum(items.values()), hours, attempts)
+    return Cost(items, used, sum(items.values()), hours, attempts, by_stage)
 
 
 def stage_seconds(
     work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None,
-    machines: int = 1, refining: float = 0.0,
+    fetched: float | None = None, machines: int = 1, refining: float = 0.0,
 ) -> dict[str, float]:  # fmt: skip
     """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's, which
-    `machines` tokenize together, with `refining` seconds a byte of one machine before."""
+    `machines` tokenize together, with `refining` seconds a byte of one machine before. `fetched` are those of a model
+    that a job of its own gets from a hub."""
     moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
     out = {"convert": 300 + 2 * moved, "export": 300 + 2 * moved}
+    if fetched is not None:
+        out["fetch"] = fetched
     if generated is not None:
         out["generate"] = generated
     if text_bytes is not None:

@@ -6,16 +6,23 @@ count its processes by `processes_here`.
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import asdict
+from math import exp
+from pathlib import Path
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
-from smtrain.machine import cores_here, gpus_here, memory_here
-from smtrain.planner.machines import GIB, Machine, Mesh
+from smtrain.machine import cores_here, gpus_here, memory_here, name_here
+from smtrain.planner.calibration import UNCALIBRATED
+from smtrain.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.planner.memory import checkpoint_bytes, core_memory
+from smtrain.planner.probing import Speed, speed_of
 from smtrain.planner.result import Plan
-from smtrain.planner.workload import shape_of, taken_by_name, work_of
+from smtrain.planner.throughput import StepTime, step_time
+from smtrain.planner.workload import shape_of, taken_by_name, text_bytes, work_of
 
 PROCESS = 0.35 * GIB
 """Of a training process before anything is loaded: 317 MiB were resident after `import smtrain.engine.native`."""
@@ -89,44 +96,81 @@ def memory_of(config: JobConfig) -> float | None:
     return held * mesh.tp * mesh.dp + PROCESS * config.world_size
 
 
-def plan_here(config: JobConfig, measured: float | None = None) -> Plan:
-    """The plan of a run on this machine: its processes and their memory; its speed is known only if it was measured.
+def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool = True) -> Plan:
+    """The plan of a run on this machine: its processes, their memory, its disk and its speed. It costs nothing.
 
-    `measured` are tokens a second of this very config. Raises `ConfigError` for a model that is not known here.
+    `measured` are tokens a second of this very config; without them the machine's own speed is taken, which is measured
+    once if `measure`. Raises `ConfigError` for a model that is not known here.
     """
     shape = shape_of(config)
     work, _ = work_of(config, shape, "native")
     mesh, host, steps = Mesh.of_config(config), _host(config), config.train.steps
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
-    free, need = memory_here(), memory_of(config) or 0.0
-    faults: tuple[str, ...] = ()
-    if free is not None and need > free:
-        offer = what_fits(config, cores_here(), free)
-        remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
-        started = f"{config.world_size} processes"
-        faults = (
-            f"memory: {started} take about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here; {remedy}",
-        )
-    elif faulty := tuple(shape.mesh_faults(mesh.tp, mesh.pp)):
-        faults = faulty
-    seconds = steps * work.global_batch * work.seq_len / measured if measured else None
-    parts = {**asdict(core), "total": core.total, "available": (free or 0) / config.world_size}
-    warnings = list(taken_by_name(config))
-    if measured is None:
-        warnings.append(
-            "the speed of this machine is not planned; run a few steps, or describe it with `smtrain plan --probe "
-            "NAME` and plan for it with --machines NAME:1"
-        )
+    memory, room = memory_here(), free_disk()
+    needed = disk_needed(config, work)
+    faults = tuple(shape.mesh_faults(mesh.tp, mesh.pp)) or (*_memory_fault(config, memory), *_disk_fault(needed, room))
+    warnings, step, rate, wide = list(taken_by_name(config)), None, None, 0.0
+    if measured is not None:
+        rate = measured / work.seq_len
+    elif not faults:
+        speed = speed_of(config, measure=measure)
+        if (step := _step(config, work, mesh, speed)) is None:
+            warnings.append(f"{speed.reason}, so the time is not known")
+        else:
+            rate, wide = work.global_batch / step.total, UNCALIBRATED
     warnings.append("on AWS it would run on other machines: `smtrain plan --target aws` plans those")
+    parts = {**asdict(core), "total": core.total, "available": (memory or 0) / config.world_size}
     return Plan(
-        model=config.model.path.rstrip("/").rsplit("/", 1)[-1], parameters=work.parameters, machines="this machine",
-        mesh=mesh, fits=not faults, faults=faults, warnings=tuple(warnings),
-        memory_gib={part: size / GIB for part, size in parts.items()} if free is not None else {},
-        host_memory_gib={}, step_s=None, sequences_per_s=None, tokens_per_s=measured, mfu=None, calibrated=False,
-        nearest=None, hours=seconds / 3600 if seconds is not None else None, attempts=None, dollars=None,
+        model=config.model.path.rstrip("/").rsplit("/", 1)[-1], parameters=work.parameters,
+        machines=f"this machine, {name_here()}", mesh=mesh, fits=not faults, faults=faults, warnings=tuple(warnings),
+        memory_gib={part: size / GIB for part, size in parts.items()} if memory is not None else {},
+        host_memory_gib={}, step_s={**asdict(step), "total": step.total} if step else None,
+        sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
+        tokens_per_s=rate * work.seq_len if rate else None, mfu=None, calibrated=False, nearest=None,
+        hours=steps * work.global_batch / rate / 3600 if rate else None, attempts=None, dollars=None,
         dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
         save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
+        disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True,
     )  # fmt: skip
+
+
+def disk_needed(config: JobConfig, work: Work) -> float:
+    """Bytes that a run leaves below $SMTRAIN_HOME: the model three times (as it came, converted, exported), the
+    checkpoints that are kept with the one that is being written, and the text with its tokens."""
+    kept = (config.checkpoint.keep + 1) * checkpoint_bytes(work)
+    return 3 * 4.0 * work.parameters + kept + 2 * (text_bytes(config) or 0.0)
+
+
+def free_disk() -> float:
+    """Free bytes of the disk of $SMTRAIN_HOME."""
+    folder = Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain").absolute()
+    return float(shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free)
+
+
+def _memory_fault(config: JobConfig, free: float | None) -> tuple[str, ...]:
+    need = memory_of(config) or 0.0
+    if free is None or need <= free:
+        return ()
+    offer = what_fits(config, cores_here(), free)
+    remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    started = "1 process needs" if config.world_size == 1 else f"{config.world_size} processes need"
+    return (f"memory: {started} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here; {remedy}",)
+
+
+def _disk_fault(needed: float, free: float) -> tuple[str, ...]:
+    if needed <= free:
+        return ()
+    return (
+        f"disk: the run takes about {needed / GIB:.1f} GiB below SMTRAIN_HOME, and {free / GIB:.1f} GiB are free there; "
+        "free some (`smtrain local clean` says what can go), or set SMTRAIN_HOME to a folder on a larger disk",
+    )
+
+
+def _step(config: JobConfig, work: Work, mesh: Mesh, speed: Speed) -> StepTime | None:
+    """The time of an optimizer step, by what was measured of this machine."""
+    if speed.entry is None:
+        return None
+    return step_time(work, Machine.described("this machine", 1, speed.entry), mesh)
 
 
 def _host(config: JobConfig) -> Machine:

@@ -13,6 +13,7 @@ from smtrain.errors import ConfigError
 from smtrain.model.families import ModelShape
 from smtrain.planner.auto import NO_MESH, with_engine, with_processes, with_sizes
 from smtrain.planner.fallback import fallback_faults
+from smtrain.planner.here import is_here
 from smtrain.planner.machines import named_shape
 from smtrain.planner.workload import shape_of
 
@@ -81,10 +82,8 @@ def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines
     config = draft(source, set_=set_, **sections).config
     if config is not None and config.target == "slurm":
         return "slurm"
-    here = config is not None and config.target == "local" and "target" in config.model_fields_set
-    if config is None or not here or for_machines or "instance_type" in config.compute.model_fields_set:
-        return "aws"
-    return "local"
+    said = config is not None and "target" in config.model_fields_set
+    return "local" if config is not None and said and not for_machines and is_here(config) else "aws"
 
 
 def subject(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from smtrain.planner.cost import Price, Saving
@@ -64,6 +64,13 @@ class Plan:
     """The best five ways, this one among them or not."""
     relaxed: tuple[str, ...] = ()
     """What would be gained without the budget, without the deadline, and with a larger train.max_global_batch_size."""
+
+    disk_gib: dict[str, float] = field(default_factory=dict)
+    """Of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
+    hours_by_stage: dict[str, float] = field(default_factory=dict)
+    """Of each stage of a run on AWS, one after the other; compiling, fetching and preparing are among them."""
+    here: bool = False
+    """Planned for this machine, which costs nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinities become None."""

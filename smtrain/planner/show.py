@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smtrain.config.schema import STAGES
 from smtrain.config.units import counted, spell
 from smtrain.planner.result import Choice, Plan
 from smtrain.text import span
@@ -21,11 +22,15 @@ def summary(plan: Plan) -> str:
         )
     for fault in plan.faults:
         lines.append(f"DOES NOT FIT: {fault}")
-    if plan.fits and plan.sequences_per_s and plan.step_s and plan.mfu is not None:
+    if d := plan.disk_gib:
+        lines.append(f"disk        {_three(d['needed'])} of {_three(d['free'])} GiB that are free")
+    if plan.fits and plan.sequences_per_s and plan.step_s:
         s = plan.sequences_per_s
+        known = "" if plan.calibrated else ", by a measurement of this machine" if plan.here else ", UNCALIBRATED"
+        share = "" if plan.mfu is None else f", {plan.mfu:.0%} of peak"
         lines.append(
             f"throughput  {_three(s['value'])} sequences/s ({span(_three(s['low']), _three(s['high']))}), "
-            f"{_three(plan.tokens_per_s)} tokens/s, {plan.mfu:.0%} of peak{'' if plan.calibrated else ', UNCALIBRATED'}"
+            f"{_three(plan.tokens_per_s)} tokens/s{share}{known}"
         )
         t = plan.step_s
         parts = ", ".join(f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total")
@@ -33,8 +38,10 @@ def summary(plan: Plan) -> str:
     if plan.fits and plan.hours is not None:
         cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
         # neither this machine nor a cluster bills anything that is known here
-        what = "of training" if not plan.step_s else "for training" if plan.attempts else "billed for training"
+        what = "of training" if plan.here else "for training" if plan.attempts else "billed for training"
         lines.append(f"time        {spell(plan.hours * 3600)} {what}{cut}")
+    if plan.here:
+        lines.append("cost        nothing here")
     if plan.fits and plan.dollars is not None:
         items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
         lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
@@ -43,6 +50,8 @@ def summary(plan: Plan) -> str:
             f"{plan.tokens_per_dollar:,.0f} tokens a dollar"
         )
         lines += [f"            {price}" for price in plan.prices]
+    if plan.fits and len(plan.hours_by_stage) > 1:
+        lines.append(_total(plan))
     if plan.fits and plan.save and plan.save_interval_steps:
         lines.append(f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least")
     if plan.choices:
@@ -53,6 +62,14 @@ def summary(plan: Plan) -> str:
     if plan.warnings:
         lines += ["", *(f"! {w}" for w in plan.warnings)]
     return "\n".join(lines)
+
+
+def _total(plan: Plan) -> str:
+    """Time and money of all stages together, in the order in which they run."""
+    hours = {stage: plan.hours_by_stage[stage] for stage in STAGES if stage in plan.hours_by_stage}
+    parts = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items())
+    money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
+    return f"total       {spell(sum(hours.values()) * 3600)}{money}: {parts}"
 
 
 def _three(value: float | None) -> str:

@@ -15,6 +15,7 @@ from smtrain.iam.beside import Beside
 from smtrain.job.stages import Chain, stages_of
 from smtrain.place.choose import target_of
 from smtrain.place.protocol import JobPlace
+from smtrain.planner.here import is_here
 from smtrain.planner.resolve import load_config
 from smtrain.preflight import (
     caller,
@@ -73,6 +74,8 @@ CHECKS: dict[str, Check] = {
     "spot": cost.spot,
     "price": cost.price,
 }
+_OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
+"""Of these, what a run of this machine alone does not depend on."""
 _ON_CLUSTERS = ("text", "tasks", "memory")
 """Of these, what is the same on a Slurm cluster; what its head node tells is in `cluster`."""
 
@@ -181,7 +184,8 @@ def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), bes
 
     context = Context(chain, stages, beside or Beside())
     context.requests, context.plan  # noqa: B018 - made once, before the threads share them
-    chosen = [name for name in CHECKS if name not in without]
+    skipped = {*without, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
+    chosen = [name for name in CHECKS if name not in skipped]
     with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
         found = list(pool.map(lambda name: _one(context, name), chosen))
     findings = [Finding("config", "ok", "the config is valid")]

@@ -83,9 +83,15 @@ class Context:
     def plan(self) -> Plan | ConfigError:
         """The planner's word, or why it has none. Of a model in S3 its config.json is read."""
         from smtrain.planner.api import plan
+        from smtrain.planner.here import is_here, plan_here
         from smtrain.preflight.dataset import described_in
 
         given = self.chain.given
+        if is_here(given):
+            try:
+                return plan_here(given, measure=False)
+            except ConfigError as error:
+                return error
         target: Literal["aws", "local"] = "aws" if self.on_aws else "local"
         try:
             return plan(given, target=target)

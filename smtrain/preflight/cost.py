@@ -34,9 +34,10 @@ def memory(context: Context) -> Iterator[Finding]:
     for warning in plan.warnings:
         if warning.startswith("host memory"):
             yield Finding("memory", "warning", warning)
-    if plan.fits:
+    if plan.fits and plan.memory_gib:
         used, there = plan.memory_gib["total"], plan.memory_gib["available"]
-        yield Finding("memory", "ok", f"the fullest core holds {used:.1f} of {there:.1f} GiB")
+        what = "process takes" if plan.here else "core holds"
+        yield Finding("memory", "ok", f"the fullest {what} {used:.1f} of {there:.1f} GiB")
 
 
 def time(context: Context) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from smtrain.config import textfiles
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
 from smtrain.job.request import takes_volume
+from smtrain.planner.here import is_here
 from smtrain.preflight.context import Context
 from smtrain.preflight.dataset import described_in
 from smtrain.preflight.findings import Finding
@@ -33,9 +34,20 @@ HELD_BESIDES = 2
 
 
 def disks(context: Context) -> Iterator[Finding]:
-    """Those of the prepare job and of the train job."""
+    """Those of the prepare job and of the train job; of a run on this machine its own."""
+    if is_here(context.chain.given):
+        yield from _here(context)
+        return
     yield from volume(context)
     yield from checkpoints(context)
+
+
+def _here(context: Context) -> Iterator[Finding]:
+    """Whether $SMTRAIN_HOME has room for a run; what it lacks is a fault of the plan, which `memory` tells."""
+    plan = context.plan
+    if "train" in context.stages and not isinstance(plan, ConfigError) and plan.fits:
+        needed, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
+        yield Finding("disk", "ok", f"the run takes about {needed:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free")
 
 
 def volume(context: Context) -> Iterator[Finding]:

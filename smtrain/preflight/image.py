@@ -12,7 +12,7 @@ from smtrain.contract.needs import data_needs, packages
 from smtrain.errors import LocalError
 from smtrain.facts import table
 from smtrain.facts.engines import is_gpu, is_neuron
-from smtrain.facts.images import ecr_image, gpu_row, of_aws, sdk_release, serves, unpatched
+from smtrain.facts.images import ecr_image, end_of_life, gpu_row, of_aws, sdk_release, serves, unpatched
 from smtrain.job import wheels
 from smtrain.preflight.context import Absent, Context, Unread
 from smtrain.preflight.findings import Finding
@@ -95,10 +95,8 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
             f"it needs {facts['needs']}",
         )  # fmt: skip
     elif served and engine == "nxd":
-        last = facts["sdk"][1]
         yield Finding(
-            "image", "warning", f"neuronx-distributed is at its end of life: Neuron {last} is the last release whose "
-            f"image ships it, and the image has {name}",
+            "image", "warning", f"{end_of_life(engine)}, and the image has {name}",
             "nothing needs to be done today; plan for trn2 with engine native",
         )  # fmt: skip
 

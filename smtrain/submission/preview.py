@@ -6,7 +6,7 @@ import json
 from html import escape
 from typing import Any
 
-from smtrain.contract.requests import groups_of
+from smtrain.contract.requests import machines_of
 from smtrain.text import clean
 
 
@@ -16,9 +16,8 @@ class Request(dict[str, Any]):
     @property
     def headline(self) -> str:
         """Its job, machines and time limit in a line."""
-        machines = " + ".join(f"{count} x {kind}" for kind, count in groups_of(self))
         limit = self["StoppingCondition"]["MaxRuntimeInSeconds"] / 3600
-        return f"{self['TrainingJobName']} on {machines}, at most {limit:g} h"
+        return f"{self['TrainingJobName']} on {machines_of(self)}, at most {limit:g} h"
 
     def __repr__(self) -> str:
         return f"<request of {self.headline}; json.dumps shows its {len(self)} fields>"

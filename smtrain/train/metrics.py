@@ -22,12 +22,11 @@ LIVE = 10
 """Seconds between writes of TensorBoard's files, where they are copied while the job runs."""
 
 
-def peak_flops(instance_type: str) -> float:
-    """Dense matrix-multiply peak of one training process, in operations a second.
+def peak_flops(instance_type: str) -> float | None:
+    """Dense matrix-multiply peak of one training process, in operations a second; None for a CPU.
 
-    Neuron cores, and GPUs that are what the instance type has: the table in facts/instances.toml. Anything else has no
-    number we could cite, so a square matrix multiplication in the training's own thread count is timed here, and MFU is
-    relative to that.
+    Neuron cores, and GPUs that are what the instance type has: the table in facts/instances.toml. Any other device has
+    no number to cite, so a square matrix multiplication is timed here, and MFU is relative to that.
     """
     row = instance(instance_type)
     neuron = torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator())
@@ -35,10 +34,10 @@ def peak_flops(instance_type: str) -> float:
     gpu = bool(chip) and torch.cuda.is_available() and str(chip) in torch.cuda.get_device_name()
     if row and (gpu or neuron or Path("/dev/neuron0").exists()):  # torch knows no accelerator of PyTorch/XLA's
         return float(row["core_tflops"]) * 1e12
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    n = 512 if device is None or device.type == "cpu" else 4096
-    a = torch.randn(n, n, device=device, dtype=torch.float32 if n == 512 else torch.bfloat16)
-    best = 0.0
+    if not torch.accelerator.is_available():
+        return None
+    n, best = 4096, 0.0
+    a = torch.randn(n, n, device=torch.accelerator.current_accelerator(), dtype=torch.bfloat16)
     for _ in range(8):
         began = time.perf_counter()
         (a @ a).sum().item()
@@ -59,9 +58,9 @@ class MetricsLog:
 
     def __init__(
         self, folder: Path, *, total_steps: int, first_step: int, tokens_per_step: int,
-        flops_per_token: float, peak: float, live: Path | None = None, trackers: Sequence[Buffered] = (),
+        flops_per_token: float, peak: float | None, live: Path | None = None, trackers: Sequence[Buffered] = (),
     ) -> None:  # fmt: skip
-        """`peak` is the whole mesh's, in operations a second. `live` gets TensorBoard's files too, and soon."""
+        """`peak` is the whole mesh's, in operations a second; None: MFU is not logged. `live` gets TensorBoard's files too, and soon."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +98,7 @@ class MetricsLog:
         told |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}
         record = {
             "step": step, "loss": result.loss, **told, "lr": lr,
-            "tokens_per_s": rate, "mfu": rate * self._flops / self._peak,
+            "tokens_per_s": rate, **({"mfu": rate * self._flops / self._peak} if self._peak else {}),
             "data_wait": data_wait, **(judged.numbers() if judged else {}),
         }  # fmt: skip
         self._write(step, f"loss {result.loss:.4f}", record)

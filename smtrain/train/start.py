@@ -97,11 +97,12 @@ def start(config: JobConfig, container: Container) -> None:
             print(
                 f"nothing is left to train: the run is at step {step}, and train.steps is {options.steps}", flush=True
             )
+        peak = peak_flops(config.compute.instance_type)
         log = MetricsLog(
             container.output_data_dir, total_steps=options.steps, first_step=step + 1,
             tokens_per_step=options.global_batch_size * options.seq_len,
             flops_per_token=shape.flops_per_token(options.seq_len),
-            peak=peak_flops(config.compute.instance_type) * engine.world_size,
+            peak=peak * engine.world_size if peak else None,
             live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None, trackers=trackers,
         )  # fmt: skip
     position = Position(config, manifest, here, step, state, [s.digest for s in choice.abandoned])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from smtrain import ConfigError, load_config
 from smtrain.cli.init import app
 from smtrain.config.editor import FILE
 
+pytestmark = pytest.mark.usefixtures("measured")
 DEMO = ("--model", "demo://tiny-llama", "--data", "demo://python-stdlib")
 
 
@@ -44,7 +46,8 @@ def test_what_it_writes_loads_and_is_what_editors_are_told(machines: str, model:
     assert config.compute.instance_count == int([*machines.split(":"), "1"][1])
     text = Path("smtrain.yaml").read_text()
     assert "engine:" not in text, "it follows the machines, also when they change"
-    assert text.splitlines()[0] == f"# yaml-language-server: $schema={FILE}"
+    assert "docs/" not in text, "a wheel has no such folder"
+    assert str(FILE.parent) not in text, "a colleague has no such folder"
     jsonschema.Draft202012Validator(yaml.safe_load(FILE.read_text())).validate(yaml.safe_load(text))
     keys = [line for line in text.splitlines() if line.startswith("  ") and not line.lstrip().startswith("#")]
     assert all(text.splitlines()[text.splitlines().index(key) - 1].startswith("  # ") for key in keys), "each explained"
@@ -60,7 +63,35 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
     assert (Path(config.model.path).resolve(), Path(config.data.path or "").resolve()) == (model_folder, text_folder)
     assert config.train.seq_len == 256, "the model has no more positions"
     steps = round(14 * 2**12 / 4 / (config.train.global_batch_size * 256))
-    assert f"about {steps} steps read all of the text once" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"about {steps} steps read all of it once" in told
+    assert "100 steps take about " in told
+
+
+@pytest.mark.parametrize(
+    ("model", "machines", "told"),
+    [
+        ("hf://org/Llama-3.1-8B", "ml.trn2.48xlarge", "! compute.image: no image is known"),
+        ("hf://org/Llama-3.1-8B", "ml.trn1.32xlarge", "! neuronx-distributed is at its end of life"),
+        ("hf://org/unheard-of", "ml.trn1.32xlarge", "! model.path: the shape of hf://org/unheard-of is not known here"),
+        ("hf://org/Llama-3.1-8B", "ml.g5.48xlarge", "train.adapter trains LoRA of rank 16, which fits"),
+    ],
+)
+def test_what_is_known_to_fail_later_is_said_at_once(
+    model: str, machines: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init("--model", model, "--data", "s3://bucket/text/", "--machines", machines)
+    assert told in " ".join(capsys.readouterr().out.split())
+    config = load_config("smtrain.yaml")
+    assert (config.train.adapter is not None) == ("LoRA" in told)
+
+
+def test_the_trial_in_the_comment_is_a_run_of_its_own() -> None:
+    init(*DEMO, "--machines", "here")
+    trial = next(line for line in Path("smtrain.yaml").read_text().splitlines() if "A trial first" in line)
+    settings = re.findall(r"--set (\S+)", trial)
+    config = load_config("smtrain.yaml", set_=settings)
+    assert (config.name, config.train.steps, config.train.warmup) == ("tiny-llama-trial", 20, 2)
 
 
 def test_a_file_is_replaced_only_if_asked_to() -> None:
@@ -80,7 +111,7 @@ def test_a_file_is_replaced_only_if_asked_to() -> None:
         (("--model", "nowhere", *DEMO[2:], "--machines", "here"), "model.path: .*nowhere"),
         (("no/folder.yaml", *DEMO, "--machines", "here"), "no: no such folder"),
         (
-            ("--model", "s3://bucket/llama-3-8b", "--data", "s3://bucket/text/", "--machines", "ml.trn1.2xlarge"),
+            ("--model", "s3://bucket/llama-3-70b", "--data", "s3://bucket/text/", "--machines", "ml.trn1.2xlarge"),
             "compute.instance_count: no mesh of 1 x ml.trn1.2xlarge fits the model",
         ),
         (DEMO, "--machines: is missing, and there is no terminal to ask on"),

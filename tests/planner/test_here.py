@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 import smtrain
 from smtrain import machine
-from smtrain.planner import here
+from smtrain.config.machine import MachineEntry
+from smtrain.planner import here, probing
+
+pytestmark = pytest.mark.usefixtures("measured")
 
 GIVEN: dict[str, Any] = {
     "target": "local",
@@ -44,8 +48,14 @@ def test_a_local_config_without_machines_runs_what_this_machine_has(
 def test_plan_check_and_launch_give_one_answer(local_home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "gpus_here", lambda: 0)
     for plan in (smtrain.plan({**GIVEN, "target": "aws"}, target="local"), smtrain.plan(GIVEN)):
-        assert (plan.machines, plan.mesh.dp, plan.fits, plan.dollars) == ("this machine", 1, True, None)
-        assert str(plan).startswith("tiny-llama: 9.43 M parameters on this machine\nmesh        tp 1 x pp 1 x dp 1")
+        assert (plan.mesh.dp, plan.fits, plan.dollars, plan.here) == (1, True, None, True)
+        told = str(plan)
+        assert told.startswith(f"tiny-llama: 9.43 M parameters on this machine, {machine.name_here()}\nmesh        tp 1")
+        assert "by a measurement of this machine" in told
+        assert "\ncost        nothing here" in told
+        assert "price" not in told
+        assert plan.disk_gib["needed"] < plan.disk_gib["free"]
+        assert plan.hours
         assert "--target aws" in str(plan)
         assert "<svg" in plan._repr_html_()
     (told,) = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "machine"]
@@ -70,7 +80,7 @@ def test_what_memory_does_not_hold_does_not_fit_and_a_measured_speed_is_taken(mo
     monkeypatch.setattr(here, "memory_here", lambda: 1e6)
     plan = smtrain.plan(GIVEN)
     assert not plan.fits
-    assert plan.faults[0].startswith("memory: 1 processes take about ")
+    assert plan.faults[0].startswith("memory: 1 process need")
     monkeypatch.setattr(here, "memory_here", lambda: None)
     assert smtrain.plan(GIVEN).memory_gib == {}
 
@@ -83,3 +93,60 @@ def test_every_device_file_of_nvidia_is_a_gpu(tmp_path: Any, monkeypatch: pytest
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
     assert machine.gpus_here() == 2
+
+
+def test_the_speed_is_measured_once_and_again_for_another_kind_of_run(
+    measured: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = smtrain.plan(GIVEN)
+    assert smtrain.plan(GIVEN).hours == first.hours
+    assert measured == [(1, "bf16")]
+    told = capsys.readouterr().err
+    assert told.splitlines() == ["measuring this machine, once: matrix multiplication, some 5 seconds"]
+    smtrain.plan(GIVEN, train={"steps": 2, "precision": "fp32"})
+    smtrain.plan(GIVEN, parallel={"tp": 2})
+    assert measured[1:] == [(1, "fp32"), (min(2, machine.cores_here()), "bf16")]
+    monkeypatch.setattr(probing, "present", lambda module: False)
+    probing._file().unlink()
+    plan = smtrain.plan(GIVEN)
+    assert plan.hours is None
+    assert any("cannot be measured" in told and "torch" in told for told in plan.warnings)
+
+
+def test_a_measurement_of_a_busy_machine_is_not_kept(
+    measured: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    assert smtrain.plan(GIVEN).hours == smtrain.plan(GIVEN).hours
+    assert len(measured) == 2
+    assert "is not kept" in capsys.readouterr().err
+
+
+def test_a_check_takes_only_a_speed_that_is_kept(local_home: Any, measured: list[tuple[int, str]]) -> None:
+    before = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "time"]
+    smtrain.plan(GIVEN)
+    (after,) = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "time"]
+    assert (before, len(measured)) == ([], 1)
+    assert "expected of" in after.text
+
+
+def test_a_full_disk_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "free_disk", lambda: 1e6)
+    (fault,) = smtrain.plan(GIVEN).faults
+    assert fault.startswith("disk: the run takes about ")
+    assert "smtrain local clean" in fault
+
+
+def test_an_instance_without_an_accelerator_is_this_machine_too() -> None:
+    plan = smtrain.plan(GIVEN, compute={"instance_type": "ml.m5.4xlarge"})
+    assert plan.here
+    assert plan.fits
+
+
+@pytest.mark.slow
+def test_this_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    found = probing._measured(1, "fp32")
+    assert isinstance(found, MachineEntry), found
+    assert (found.kind, found.devices) == ("gpu" if machine.gpu_here() else "cpu", 1)
+    assert found.tflops > 0.001
