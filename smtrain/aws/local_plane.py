@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from smtrain.aws.local_server import ServerProcess
 from smtrain.aws.local_written import endpoint_fields, make_way, pid_in
 from smtrain.disk import disk_sentence, probe
+from smtrain.doing import doing
 from smtrain.errors import LocalError
 from smtrain.extras import missing, present
 from smtrain.home import home as default_home
@@ -166,7 +167,7 @@ def ensure_running(home: Path | None = None) -> Endpoint:
         state.chmod(0o700)
         for name in ("start.lock", "serve.lock", "server.log"):
             make_way(state / name)
-        with _exclusively(state / "start.lock"):
+        with doing("starting the local control plane"), _exclusively(state / "start.lock"):
             return running(folder) or _start(folder)
     except OSError as error:
         told = disk_sentence(error, state) or error.strerror

@@ -24,6 +24,7 @@ from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, not_written, present, staged
 from smtrain.checkpoint.storage import is_uri
 from smtrain.checkpoint.tensor_files import Job, TensorFile, run
+from smtrain.doing import doing
 from smtrain.errors import CheckpointError
 
 
@@ -89,10 +90,17 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
     for container in plan.containers:
         if not container.offsets:
             _finish(stage.folder, container, {})
-    on_threads([partial(one, f"{g} {job[0].name}", job) for job in group] for g, group in enumerate(plan.groups))
+    with doing(partial(_so_far, progress, plan)):
+        on_threads([partial(one, f"{g} {job[0].name}", job) for job in group] for g, group in enumerate(plan.groups))
     for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs, signed)}.items():
         (stage.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (stage.folder / file).write_bytes(data)
+
+
+def _so_far(progress: ConversionProgress, plan: ConversionPlan) -> str:
+    """How many tensors are written, as a person at a terminal reads it."""
+    done = sum(map(len, [*progress.crcs.values()]))
+    return f"writing tensors, {done:,} of {sum(len(container.offsets) for container in plan.containers):,}"
 
 
 def _finish(folder: Path, container: TensorFile, crcs: dict[str, int]) -> None:

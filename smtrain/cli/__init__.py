@@ -67,11 +67,14 @@ COMMANDS = {
 def main() -> None:
     """Entry point of `smtrain`; user errors end with one sentence each and status 2."""
     argv = sys.argv[1:]
-    if argv and argv[0] in COMMANDS:
-        from smtrain.cli.dispatch import call
+    try:
+        if argv and argv[0] in COMMANDS:
+            from smtrain.cli.dispatch import call
 
-        sys.exit(call(argv[0], COMMANDS[argv[0]][0], argv[1:]))
-    sys.exit(_without_command(argv))
+            sys.exit(call(argv[0], COMMANDS[argv[0]][0], argv[1:]))
+        sys.exit(_without_command(argv))
+    except KeyboardInterrupt:  # while dispatch itself was imported
+        sys.exit(130)
 
 
 def _without_command(argv: list[str]) -> int:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from smtrain.cli.typed import forget, in_flags
+from smtrain.doing import doing
 from smtrain.edge import sentence
 from smtrain.errors import ConfigError, SmtrainError
 from smtrain.text import plainly, say
@@ -20,7 +21,12 @@ class UsageError(SmtrainError):
 
 def call(name: str, module: str, argv: list[str]) -> int:
     """Call a command's typer app with its arguments; returns the exit status."""
-    return guarded(lambda: _parsed(import_module(module).app, f"smtrain {name}", argv))
+
+    def command() -> object:
+        with doing(f"smtrain {name}: one moment", once=True):
+            return _parsed(import_module(module).app, f"smtrain {name}", argv)
+
+    return guarded(command)
 
 
 def _parsed(app: Any, name: str, argv: list[str]) -> object:

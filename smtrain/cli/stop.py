@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
+from smtrain.doing import doing
 from smtrain.text import say
 
 app = options.app()
@@ -27,6 +28,9 @@ def stop(
         return
     handle.stop()
     if wait:
-        for _ in handle.events():
-            pass
+        say(f"{handle.name}: asked to save a checkpoint and stop, for which it has 120 s")
+        told = handle.known_status or ""
+        with doing(lambda: f"waiting for {handle.name} ({told})"):
+            for event in handle.events():
+                told = event if isinstance(event, str) else told
     say(f"{handle.name}: {handle.status}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from smtrain.demo import smollm2
 from smtrain.demo.documentation import documentation
+from smtrain.doing import doing
 from smtrain.errors import ConfigError
 from smtrain.home import home
 from smtrain.text import Say
@@ -67,7 +68,8 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
-            makers[uri](part)
+            with doing(f"making {uri}"):
+                makers[uri](part)
             part.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process made it meanwhile; its content is the same

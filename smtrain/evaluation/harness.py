@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from smtrain.doing import doing
 from smtrain.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.evaluation.asked import Asked
 from smtrain.evaluation.libraries import endpoint, holds_data_sets, hub_answers, no_repository, quiet, settled, within
@@ -132,12 +133,12 @@ class Tasks:
             folders = [*([str(work / "mmlu")] if made else []), *([str(asked.data.resolve())] if yamls else [])]
             local = set(asked.tasks) <= {*made, *_names(yamls)}
         offline = local or not reachable(asked)
-        with collector_paused():
+        with doing("importing lm-evaluation-harness"), collector_paused():
             from lm_eval.tasks import TaskManager
 
         # Without a hub its libraries take what is kept here, in place of asking it again and again.
         self._settled = partial(settled, work / "cache", offline=offline)
-        with quiet(), self._settled(), within(asked.data):
+        with doing("reading the tasks"), quiet(), self._settled(), within(asked.data):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
             unknown = [name for name in asked.tasks if not self.manager.match_tasks([name])]
             if unknown:

@@ -74,6 +74,8 @@ class Explanation:
             lines.append(f"{self.told_by} says: {self.reason}")
         if self.cause:
             lines += [f"cause: {self.cause.cause}", f"to do: {self.cause.do}"]
+        elif self.status.startswith("Stopped"):
+            lines.append("to do: the same command goes on from what it has saved")
         return "\n".join(lines)
 
 

@@ -186,5 +186,9 @@ def _panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
     from smtrain.follow.panel import LivePanel
 
     text.plainly(sys.stdout)
-    with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep):
-        yield lambda _: None
+    with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep) as live:
+        try:
+            yield lambda _: None
+        except KeyboardInterrupt:
+            live.transient = True  # half a panel would stay above what is said then
+            raise

@@ -22,6 +22,7 @@ from smtrain.config.local_data import local_data_faults
 from smtrain.config.training import Train
 from smtrain.config.units import spell_bytes
 from smtrain.contract.uris import HUBS, split_uri
+from smtrain.doing import doing
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.filesystems import is_mounted
 from smtrain.job.instance_types import type_faults
@@ -77,7 +78,8 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
             return path
         if (there := target.in_place(path)) and not path.startswith("demo://"):
             return there
-        upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind))
+        with doing(f"reading {path}"):
+            upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind))
         uploads[upload.uri] = upload
         return upload.uri
 

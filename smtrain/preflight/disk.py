@@ -47,7 +47,9 @@ def _here(context: Context) -> Iterator[Finding]:
     plan = context.plan
     if "train" in context.stages and not isinstance(plan, ConfigError) and plan.fits:
         needed, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
-        yield Finding("disk", "ok", f"the run takes about {needed:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free")
+        yield Finding(
+            "disk", "ok", f"the run takes about {needed:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free"
+        )
 
 
 def volume(context: Context) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.aws.target import TargetName
+from smtrain.doing import doing
 from smtrain.edge import public, public_class
 from smtrain.errors import CheckpointError, ConfigError
 from smtrain.extras import collector_paused
@@ -244,13 +245,13 @@ def _loaded(
     found: FoundModel, other: FoundModel | None, on_top: FoundModel | None, compared: bool, sampling: Sampling,
     system: str | None, template: str | Path | None, turns: int | None, say: Say,
 ) -> Chat:  # fmt: skip
-    with collector_paused():
+    with doing("importing torch and transformers"), collector_paused():
         from smtrain.generation.conversation import set_template
         from smtrain.generation.generating import quiet
         from smtrain.generation.load import load
 
     file = None if template is None else Path(template)
-    with quiet():
+    with doing(f"loading {found.name}"), quiet():
         trained = load(found.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
         base = trained if other is None else load(other.fetch(say))
     for one in (base, trained):

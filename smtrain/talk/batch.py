@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.aws.target import TargetName
+from smtrain.doing import doing
 from smtrain.edge import public
 from smtrain.errors import ConfigError, DataError
 from smtrain.extras import collector_paused
@@ -66,8 +67,6 @@ def generate(
         >>> [record["prompt"] for record in records]
         ['import os', 'def ']
     """
-    from smtrain.generation.generating import complete
-
     sampling = known_settings(sampling or Sampling(), settings)
     texts = [prompts] if isinstance(prompts, (str, Path)) else list(prompts)
     asked = read_prompts(files, map(str, texts))
@@ -79,10 +78,13 @@ def generate(
     records = list(done)
     if len(done) < len(asked):
         loaded = _load(model, adapter, target, say)
+        from smtrain.generation.generating import complete  # brings torch: what can be refused without it was
+
         ids = _spelled(loaded, asked, chat, system, template, sampling)
         for start in range(len(done), len(asked), batch):
             some = asked[start : start + batch]
-            texts = complete(loaded, ids[start : start + batch], sampling)
+            with doing(f"writing {_numbered(start, len(some))} of {len(asked)} texts"):
+                texts = complete(loaded, ids[start : start + batch], sampling)
             made = [
                 {**(prompt.record or {"prompt": prompt.text}), "completion": text}
                 for prompt, text in zip(some, texts, strict=True)
@@ -97,14 +99,18 @@ def generate(
     return records
 
 
+def _numbered(start: int, count: int) -> str:
+    return str(start + 1) if count == 1 else f"{start + 1} to {start + count}"
+
+
 def _load(model: Any, adapter: Any, target: TargetName | None, say: Say) -> Loaded:
     found, _, on_top = chosen(model, None, adapter, target)
     refuse_too_large([found.need, *([on_top.need] if on_top else [])])
-    with collector_paused():
+    with doing("importing torch and transformers"), collector_paused():
         from smtrain.generation.generating import quiet
         from smtrain.generation.load import load
 
-    with quiet():
+    with doing(f"loading {found.name}"), quiet():
         return load(found.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
 
 
@@ -169,9 +175,9 @@ def one_by_one(
     sampling: Sampling, target: TargetName | None, say: Say,
 ) -> Iterator[tuple[int, str]]:  # fmt: skip
     """(number of the prompt, piece of its text), as it comes."""
+    loaded = _load(model, adapter, target, say)
     from smtrain.generation.generating import stream
 
-    loaded = _load(model, adapter, target, say)
     for number, ids in enumerate(_spelled(loaded, prompts, chat, system, template, sampling)):
         yield number, ""
         for piece in stream(loaded, ids, sampling):

@@ -82,9 +82,9 @@ words = st.lists(
     min_size=1, max_size=8,
 )  # fmt: skip
 camel = st.tuples(
-    st.lists(st.sampled_from(["Continued", "Pretraining", "llama", "Of", "Large", "Models", "XL"]), max_size=8, unique=True).map(
-        "".join
-    ),
+    st.lists(
+        st.sampled_from(["Continued", "Pretraining", "llama", "Of", "Large", "Models", "XL"]), max_size=8, unique=True
+    ).map("".join),
     st.integers(0, 99999).map(str),
 ).map("".join)
 names = st.one_of(words.map("-".join), words.map("_".join), camel)

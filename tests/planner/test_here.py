@@ -50,7 +50,9 @@ def test_plan_check_and_launch_give_one_answer(local_home: Any, monkeypatch: pyt
     for plan in (smtrain.plan({**GIVEN, "target": "aws"}, target="local"), smtrain.plan(GIVEN)):
         assert (plan.mesh.dp, plan.fits, plan.dollars, plan.here) == (1, True, None, True)
         told = str(plan)
-        assert told.startswith(f"tiny-llama: 9.43 M parameters on this machine, {machine.name_here()}\nmesh        tp 1")
+        assert told.startswith(
+            f"tiny-llama: 9.43 M parameters on this machine, {machine.name_here()}\nmesh        tp 1"
+        )
         assert "by a measurement of this machine" in told
         assert "\ncost        nothing here" in told
         assert "price" not in told

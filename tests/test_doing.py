@@ -1,0 +1,93 @@
+"""What a person at a terminal reads while something takes long; files and pipes get none of it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def on_a_terminal(code: str) -> str:
+    """Everything that a program leaves on its terminal."""
+    ours, theirs = pty.openpty()
+    command: list[Any] = [sys.executable, "-c", code]
+    said = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:
+                break
+            if not piece:
+                break
+            said += piece
+    os.close(ours)
+    assert process.returncode == 0, said
+    return said.decode()
+
+
+START = "import time\nfrom smtrain.doing import doing\nfrom smtrain.text import say\n"
+
+
+def test_what_takes_long_is_said_and_makes_way_for_the_next_word() -> None:
+    told = on_a_terminal(START + "with doing('loading a model'):\n    time.sleep(1)\n    say('loaded')\nsay('done')\n")
+    assert told.startswith("loading a model")
+    assert told.endswith("\r\x1b[Kloaded\r\ndone\r\n")
+
+
+def test_what_is_quick_is_not_said() -> None:
+    assert on_a_terminal(START + "with doing('loading a model'):\n    pass\nsay('done')\n") == "done\r\n"
+
+
+def test_the_line_tells_how_far_it_is_and_how_long_it_has_taken() -> None:
+    code = "n = [0]\nwith doing(lambda: f'{n[0]} of 3'):\n    for n[0] in (1, 2, 3):\n        time.sleep(1)\n"
+    told = on_a_terminal(START + code)
+    assert "1 of 3" in told
+    assert "3 of 3, 2 s" in told
+
+
+def test_a_command_is_not_silent_for_longer_than_half_a_second_and_says_so_once() -> None:
+    code = (
+        "with doing('one moment', once=True):\n    time.sleep(2)\n    with doing('loading'):\n        time.sleep(1)\n"
+    )
+    told = on_a_terminal(START + code)
+    assert told.startswith("one moment\r\n")
+    assert told.count("one moment") == 1
+    assert "loading" in told
+    said = on_a_terminal(START + "with doing('one moment', once=True):\n    say('first')\n    time.sleep(1)\n")
+    assert said == "first\r\n"
+
+
+def test_a_pipe_gets_nothing_of_it(tmp_path: Path) -> None:
+    code = START + "with doing('loading'):\n    time.sleep(1)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("after", [0.05, 0.3])
+def test_ctrl_c_in_the_first_second_is_quiet(after: float) -> None:
+    ours, theirs = pty.openpty()
+    command: list[Any] = [sys.executable, "-m", "smtrain", "plan", "nowhere.yaml"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        time.sleep(after)
+        process.send_signal(2)
+        said = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:
+                break
+            if not piece:
+                break
+            said += piece
+    os.close(ours)
+    if process.returncode != -2:  # while Python itself began, which no program can change
+        assert b"Traceback" not in said, said
