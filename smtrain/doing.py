@@ -110,13 +110,15 @@ _last_drawn = 0.0
 
 def _draw(task: _Task) -> None:
     global _drawn, _last_drawn
+    for each in _tasks:
+        each.told = each.told or each.once
     columns = shutil.get_terminal_size().columns or 80
     _wipe()
     if task.once or os.environ.get("TERM") in ("dumb", "unknown"):
         task.told = True
         sys.stderr.write(task.line() + "\n")
     else:
-        sys.stderr.write(task.line()[: max(1, columns - 1)])
+        sys.stderr.write(task.line()[: columns - 1])
         _drawn, _last_drawn = True, time.monotonic()
     sys.stderr.flush()
 

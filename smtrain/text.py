@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from smtrain.doing import word
+from smtrain import doing
 
 _ASCII = {**dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), "…": "~", "━": "-", "╸": "-", "╺": "-", "─": "-", "±": "~"}
 _PLAINLY = "smtrain.plainly"
@@ -106,7 +106,7 @@ def say(*values: object, end: str = "\n", error: bool = False, whole: bool = Fal
 
     stream = sys.stderr if error else sys.stdout
     text = clean(" ".join(map(str, values)))
-    word()
+    doing.word()
     if not whole and end == "\n" and stream.isatty():
         text = wrapped(text, room())
     plainly(stream)

@@ -59,7 +59,7 @@ def evaluate(
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
     from smtrain.evaluation import api
     from smtrain.evaluation.asked import Asked
-    from smtrain.evaluation.harness import refuse_unreachable
+    from smtrain.evaluation.harness import refuse_unheard, refuse_unreachable
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -75,6 +75,7 @@ def evaluate(
         say(text, error=True)
 
     asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
+    refuse_unheard(asked)
     models = [given for given in (model, base) if given is not None]
     here = {given: _found(given, target) for given in models if Path(given).is_dir()}
     refuse_unreachable(asked)  # before anything far is asked for, or fetched for nothing

@@ -61,10 +61,8 @@ def init(
     file.write_text(text, encoding="utf-8")
     _say_size(config)
     if adapted:
-        say(
-            f"all weights of this model do not fit on {config.compute.instance_count} x {config.compute.instance_type}: "
-            f"train.adapter trains LoRA of rank {config.train.adapter.rank}, which fits"
-        )
+        machines = f"{config.compute.instance_count} x {config.compute.instance_type}"
+        say(f"to train all weights of this model does not fit on {machines}; train.adapter, with LoRA, does")
     for told in _known_to_fail(config, seen):
         say(f"! {told}")
     say(f"wrote {file}; next:")

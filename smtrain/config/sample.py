@@ -83,7 +83,7 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
 
 
 def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) -> str:
-    """The config as YAML, which `file` is to hold. `left_open`: examples of keys such as `compute.role`, which are put there as comments."""
+    """The config as YAML for `file`. `left_open`: examples of keys such as `compute.role`, put there as comments."""
     lines = ["# Every key, its meaning and its default: `smtrain config schema`."]
     if content["target"] == "local":
         lines += [f"# A trial first:  smtrain run {file} --set name={content['name'][:30]}-trial --set train.steps=20"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -80,6 +81,41 @@ def reachable(asked: Asked) -> bool:
     return False
 
 
+_TOKEN = re.compile(rb"[\w.\-+]{2,}")
+_NAMED = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.\-+]+)", re.MULTILINE)
+_NO_TASKS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".pyc")
+
+
+def refuse_unheard(asked: Asked) -> None:
+    """Raise `ConfigError` for a task whose name stands nowhere among the harness's own.
+
+    Importing the harness, which reads all of them, takes ten seconds; this takes one. A name that stands somewhere and
+    is no task's is refused by the harness itself.
+    """
+    names = [name for name in asked.tasks if _TOKEN.fullmatch(name.encode())]
+    harness = find_spec("lm_eval")
+    if asked.data is not None or not names or harness is None or harness.origin is None:
+        return
+    heard: set[bytes] = set()
+    tasks: set[bytes] = set()
+    for folder, _, files in os.walk(Path(harness.origin).with_name("tasks")):
+        heard |= {Path(folder).name.encode(), *(Path(file).stem.encode() for file in files)}
+        for file in files:
+            if not file.endswith(_NO_TASKS):
+                content = Path(folder, file).read_bytes()
+                heard.update(_TOKEN.findall(content))
+                tasks.update(_NAMED.findall(content))
+    for name in names:
+        if name.encode() not in heard:
+            raise _no_task(name, [one.decode() for one in tasks])
+
+
+def _no_task(name: str, known: Iterable[str]) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those of the harness"
+    return ConfigError([f"tasks: there is no task {name!r}; {hint}"])
+
+
 def refuse_unreachable(asked: Asked) -> None:
     """Raise what `reachable` does for tasks that the folder of data has not all; its own faults are told later."""
     folder = asked.data
@@ -142,9 +178,7 @@ class Tasks:
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
             unknown = [name for name in asked.tasks if not self.manager.match_tasks([name])]
             if unknown:
-                near = difflib.get_close_matches(unknown[0], self.manager.all_tasks, n=1)
-                hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those of the harness"
-                raise ConfigError([f"tasks: there is no task {unknown[0]!r}; {hint}"])
+                raise _no_task(unknown[0], self.manager.all_tasks)
 
     def measure(self, folder: Path, adapter: Path | None = None, progress: HarnessProgress | None = None) -> Measured:
         """The scores of the Hugging Face model in `folder`, with a PEFT adapter on it if there is one.

@@ -18,6 +18,7 @@ PARTS = (
     "__init__.py",
     "calling.py",
     "disk.py",
+    "doing.py",
     "edge.py",
     "errors.py",
     "extras.py",

@@ -161,7 +161,7 @@ def _disk_fault(needed: float, free: float) -> tuple[str, ...]:
     if needed <= free:
         return ()
     return (
-        f"disk: the run takes about {needed / GIB:.1f} GiB below SMTRAIN_HOME, and {free / GIB:.1f} GiB are free there; "
+        f"disk: the run takes about {needed / GIB:.1f} GiB below SMTRAIN_HOME, and {free / GIB:.1f} GiB are free; "
         "free some (`smtrain local clean` says what can go), or set SMTRAIN_HOME to a folder on a larger disk",
     )
 

@@ -60,7 +60,10 @@ class MetricsLog:
         self, folder: Path, *, total_steps: int, first_step: int, tokens_per_step: int,
         flops_per_token: float, peak: float | None, live: Path | None = None, trackers: Sequence[Buffered] = (),
     ) -> None:  # fmt: skip
-        """`peak` is the whole mesh's, in operations a second; None: MFU is not logged. `live` gets TensorBoard's files too, and soon."""
+        """`peak` is the whole mesh's, in operations a second; None: MFU is not logged.
+
+        `live` gets TensorBoard's files too, and soon.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)

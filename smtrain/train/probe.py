@@ -120,4 +120,4 @@ def _figures(value: float) -> float:
 
 
 if __name__ == "__main__":  # planner/probing.py calls it in a process of its own: processes, number format
-    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])), flush=True)  # type: ignore[arg-type]  # noqa: T201
+    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])), flush=True)  # type: ignore[arg-type]

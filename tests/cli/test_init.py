@@ -74,7 +74,11 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
         ("hf://org/Llama-3.1-8B", "ml.trn2.48xlarge", "! compute.image: no image is known"),
         ("hf://org/Llama-3.1-8B", "ml.trn1.32xlarge", "! neuronx-distributed is at its end of life"),
         ("hf://org/unheard-of", "ml.trn1.32xlarge", "! model.path: the shape of hf://org/unheard-of is not known here"),
-        ("hf://org/Llama-3.1-8B", "ml.g5.48xlarge", "train.adapter trains LoRA of rank 16, which fits"),
+        (
+            "hf://org/Llama-3.1-8B",
+            "ml.g5.48xlarge",
+            "does not fit on 1 x ml.g5.48xlarge; train.adapter, with LoRA, does",
+        ),
     ],
 )
 def test_what_is_known_to_fail_later_is_said_at_once(

@@ -397,3 +397,15 @@ def test_a_hub_that_answers_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         assert not hub_answers()
         server.shutdown()
+
+
+def test_a_task_that_the_harness_never_heard_of_is_refused_before_it_is_imported() -> None:
+    code = (
+        "import sys\nfrom smtrain.evaluation.asked import Asked\n"
+        "from smtrain.evaluation.harness import refuse_unheard\n"
+        "refuse_unheard(Asked(('hellaswag', 'mmlu_*', 'gsm8k')))\n"
+        "try:\n    refuse_unheard(Asked(('helaswag',)))\nexcept Exception as error:\n    print(error)\n"
+        "assert not {'lm_eval', 'torch'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "tasks: there is no task 'helaswag'; did you mean hellaswag?\n"
