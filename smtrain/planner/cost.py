@@ -15,6 +15,7 @@ from smtrain.errors import ConfigError
 from smtrain.facts import table
 from smtrain.planner.machines import Machine, Work
 from smtrain.planner.memory import checkpoint_bytes
+from smtrain.planner.stages import START_S
 
 HOUR = 3600.0
 _OPTIONS = ("on_demand", "spot", "reserved")
@@ -204,13 +205,13 @@ def stage_seconds(
     `machines` tokenize together, with `refining` seconds a byte of one machine before. `fetched` are those of a model
     that a job of its own gets from a hub."""
     moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
-    out = {"convert": 300 + 2 * moved, "export": 300 + 2 * moved}
+    out = {"convert": START_S + 2 * moved, "export": START_S + 2 * moved}
     if fetched is not None:
         out["fetch"] = fetched
     if generated is not None:
         out["generate"] = generated
     if text_bytes is not None:
-        out["prepare"] = 300 + text_bytes / machines * (1 / (a["tokenize_mb_per_s"] * 1e6) + refining)
+        out["prepare"] = START_S + text_bytes / machines * (1 / (a["tokenize_mb_per_s"] * 1e6) + refining)
     if accelerated:
         out["compile"] = a["compile_minutes"] * 60
     return out

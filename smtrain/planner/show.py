@@ -5,6 +5,7 @@ from __future__ import annotations
 from smtrain.config.schema import STAGES
 from smtrain.config.units import counted, spell
 from smtrain.planner.result import Choice, Plan
+from smtrain.planner.stages import START_S
 from smtrain.text import span
 
 
@@ -69,7 +70,8 @@ def _total(plan: Plan) -> str:
     hours = {stage: plan.hours_by_stage[stage] for stage in STAGES if stage in plan.hours_by_stage}
     parts = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items())
     money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
-    return f"total       {spell(sum(hours.values()) * 3600)}{money}: {parts}"
+    start = f"each with some {spell(START_S)} for its machine's start and the pull of its image"
+    return f"total       {spell(sum(hours.values()) * 3600)}{money}: {parts}; {start}"
 
 
 def _three(value: float | None) -> str:
