@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +24,9 @@ def call(name: str, module: str, argv: list[str]) -> int:
     """Call a command's typer app with its arguments; returns the exit status."""
 
     def command() -> object:
-        with doing(f"smtrain {name}: one moment", once=True):
+        # what is asked for as JSON a program reads, also through a terminal
+        waiting = nullcontext() if "--json" in argv else doing(f"smtrain {name}: one moment", once=True)
+        with waiting:
             return _parsed(import_module(module).app, f"smtrain {name}", argv)
 
     return guarded(command)

@@ -82,7 +82,6 @@ def reachable(asked: Asked) -> bool:
 
 
 _TOKEN = re.compile(rb"[\w.\-+]{2,}")
-_NAMED = re.compile(rb"^(?:task|group|tag): *[\"']?([\w.\-+]+)", re.MULTILINE)
 _NO_TASKS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".pyc")
 
 
@@ -97,17 +96,17 @@ def refuse_unheard(asked: Asked) -> None:
     if asked.data is not None or not names or harness is None or harness.origin is None:
         return
     heard: set[bytes] = set()
-    tasks: set[bytes] = set()
+    tasks: set[str] = set()
     for folder, _, files in os.walk(Path(harness.origin).with_name("tasks")):
         heard |= {Path(folder).name.encode(), *(Path(file).stem.encode() for file in files)}
         for file in files:
             if not file.endswith(_NO_TASKS):
                 content = Path(folder, file).read_bytes()
                 heard.update(_TOKEN.findall(content))
-                tasks.update(_NAMED.findall(content))
+                tasks.update(_NAMED.findall(content.decode(errors="replace")))
     for name in names:
         if name.encode() not in heard:
-            raise _no_task(name, [one.decode() for one in tasks])
+            raise _no_task(name, tasks)
 
 
 def _no_task(name: str, known: Iterable[str]) -> ConfigError:

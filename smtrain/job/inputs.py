@@ -85,9 +85,8 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
 
     model_path = _materialised(config.model.path)
     described = _described(model_path) if isinstance(model_path, Path) else None
-    if described is not None and (found := [text for _, text in shape_faults(config, described)]):
-        raise ConfigError(found)
-    if found := [text for _, text in local_data_faults(config, described)]:
+    found = [] if described is None else [text for _, text in shape_faults(config, described)]
+    if found := [*found, *(text for _, text in local_data_faults(config, described))]:
         raise ConfigError(found)
     resolved = config.model_copy(
         update={

@@ -7,6 +7,7 @@ from typing import Any
 
 from smtrain.config import JobConfig
 from smtrain.config.load import Draft, Source, draft, faults_of
+from smtrain.config.local_data import local_data_faults
 from smtrain.config.secrets import hide
 from smtrain.edge import public
 from smtrain.errors import ConfigError
@@ -15,7 +16,7 @@ from smtrain.planner.auto import NO_MESH, with_engine, with_processes, with_size
 from smtrain.planner.fallback import fallback_faults
 from smtrain.planner.here import is_here
 from smtrain.planner.machines import named_shape
-from smtrain.planner.workload import shape_of
+from smtrain.planner.workload import described_of, shape_of
 
 
 @public
@@ -55,9 +56,20 @@ def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
         left_out = given.left_out | undecided
         faults += faults_of(config, left_out, shape_alone=shape_alone)
         faults += [text for keys, text in fallback_faults(config) if not left_out & keys]
+        if faults:  # a config without a fault has its data looked at when a job is made of it (job/inputs.py)
+            named = {fault.partition(":")[0] for fault in faults}
+            faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
     if faults or config is None:
         raise ConfigError([hide(" ".join(fault.splitlines())) for fault in faults])
     return config
+
+
+def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
+    """Faults of the text on this machine, so that one run tells them with those of the config."""
+    try:
+        return [text for keys, text in local_data_faults(config, described_of(config)) if not left_out & keys]
+    except OSError:  # told when the file is read
+        return []
 
 
 def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
