@@ -39,7 +39,7 @@ def repository(trained_inputs: dict[str, Path], tmp_path: Path) -> Path:
     about = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     others = ["LICENSE", "NOTICE.txt", "USE_POLICY.md", "chat_template.jinja", "README.md", "training_args.bin"]
-    for name in [*others, "onnx/config.json", "tf_model.h5"]:
+    for name in [*others, "onnx/config.json", "onnx/model.onnx", "tf_model.h5"]:
         (folder / name).write_text(f"{name} of the repository")
     (folder / "README.md").write_text("---\nlicense: apache-2.0\ntags: [old]\n---\n\n# Old\n")
     return folder
