@@ -6,7 +6,6 @@ ours is let through.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import sys
@@ -15,6 +14,8 @@ from functools import cache
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from smtrain.near import nearest
 
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
 
@@ -30,14 +31,16 @@ def misuse(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mappin
         given = signature.bind(*args, **keywords)
     except TypeError as error:
         known = [one for one in signature.parameters if one != "self"]
-        near = [m for key in keywords if key not in known for m in difflib.get_close_matches(key, known, n=1)]
+        near = [meant for key in keywords if key not in known and (meant := nearest(key, known))]
         hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'nothing'}"
         return f"{name}(): {error}; {hint}"
     for key, value in given.arguments.items():
         if key in annotations and not _fits(value, annotations[key]):
             shown = repr(value)
             shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-            return f"{key}: got {shown}; {name}() takes {_words(annotations[key])}"
+            near = nearest(value, _literals(annotations[key])) if isinstance(value, str) else None
+            meant = f"; did you mean {near}?" if near else ""
+            return f"{key}: got {shown}; {name}() takes {_words(annotations[key])}{meant}"
     return None
 
 
@@ -55,6 +58,13 @@ def _described(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[st
         except NameError:
             continue
     return signature, known
+
+
+def _literals(wanted: Any) -> list[str]:
+    """The words that an annotation allows by name."""
+    if get_origin(wanted) is Literal:
+        return [one for one in get_args(wanted) if isinstance(one, str)]
+    return [word for inner in get_args(wanted) for word in _literals(inner)]
 
 
 def _fits(value: Any, wanted: Any) -> bool:

@@ -6,9 +6,11 @@ import os
 import re
 
 from smtrain.aws.target import Target, TargetName
-from smtrain.contract.requests import is_of_run
-from smtrain.errors import ConfigError
-from smtrain.extras import present
+from smtrain.contract.requests import is_of_run, stage_of
+from smtrain.errors import ConfigError, JobError
+from smtrain.extras import install, present
+from smtrain.facts import table
+from smtrain.near import hint, nearest
 
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
 
@@ -25,10 +27,39 @@ def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
         target = target or ("local" if account == _local_account() else "aws")
     word = target or os.environ.get("SMTRAIN_TARGET")
     if word not in (None, "", "local", "aws"):
-        raise ConfigError([f"SMTRAIN_TARGET is {word!r}; it must be local or aws"])
+        raise ConfigError(
+            [f"SMTRAIN_TARGET is {word!r}; {hint(word, ('local', 'aws'), table('word_names')['values'])}"]
+        )
     if not word:
         word = "local" if _kept_here(name) or (present("moto") and not _has_credentials()) else "aws"
+        if word == "aws" and region is None and "/" not in name and not present("moto"):
+            _refuse_unknown(name)
     return name, Target("local") if word == "local" else Target("aws", region)
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raises `JobError` for a name that is not known here, where neither this machine nor AWS can be asked for jobs."""
+    try:
+        if _has_credentials():
+            Target("aws").region_name()
+            return
+    except ConfigError:
+        pass
+    raise JobError(
+        f"{name}: no run or job of this name is known on this machine; jobs here need smtrain's extra local "
+        f"(`{install('local', 'moto')}`), and jobs on AWS need credentials and a region (`aws configure`, or "
+        "AWS_PROFILE and AWS_REGION)"
+    )
+
+
+def near_run(name: str) -> str:
+    """`did you mean X? ` for a run or job of this machine whose name is nearly this; else empty."""
+    from smtrain.aws.local_plane import home_folder, state_folder
+
+    jobs = state_folder(home_folder()) / "jobs"
+    kept = [folder.name for folder in jobs.iterdir()] if jobs.is_dir() else []
+    near = nearest(name, [*dict.fromkeys((stage_of(job) or (job,))[0] for job in kept), *kept], cutoff=0.7)
+    return f"did you mean {near}? " if near else ""
 
 
 def _local_account() -> str:

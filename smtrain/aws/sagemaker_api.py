@@ -27,7 +27,12 @@ def describe(target: Target, name: str, patience: Patience) -> dict[str, Any]:
     except ClientError as error:
         if "not found" not in str(error).lower():
             raise
-        raise JobError(f"{name}: no such job on target {target.name}; `smtrain list` lists the existing ones") from None
+        from smtrain.aws.attach import near_run
+
+        near = near_run(name) if target.name == "local" else ""
+        raise JobError(
+            f"{name}: no such job on target {target.name}; {near}`smtrain list` lists the existing ones"
+        ) from None
     return told
 
 

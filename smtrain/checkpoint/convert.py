@@ -22,9 +22,11 @@ from smtrain.checkpoint.sources import Cast, WeightSource
 from smtrain.checkpoint.storage import is_uri, place, refuse_overlap
 from smtrain.edge import public
 from smtrain.errors import CheckpointError, ConfigError
+from smtrain.facts import table
 from smtrain.model.families import ModelShape
 from smtrain.model.hf_folder import OTHER_TOKENIZERS, folder_of, tokenizer_in
 from smtrain.model.layout import KvOrder
+from smtrain.near import hint
 from smtrain.text import Say
 
 if TYPE_CHECKING:
@@ -148,7 +150,7 @@ def convert(
         choices.append(("form", form, (None, *FORMS.get(to, ()))))
     choices += [("qkv", qkv, (*get_args(Qkv), None)), ("dtype", dtype, (*DTYPES, None))]
     faults = [
-        f"{key}: got {got!r}; take one of {', '.join(map(str, known))}"
+        f"{key}: got {got!r}; {hint(str(got), map(str, known), table('word_names')['values'])}"
         for key, got, known in choices
         if got not in known
     ]

@@ -16,10 +16,12 @@ from smtrain.checkpoint.nxd_names import shard_files
 from smtrain.checkpoint.sources import WeightSource
 from smtrain.checkpoint.storage import Place, is_uri, place, read_text, strange
 from smtrain.contract.lineage import Lines
+from smtrain.contract.uris import not_here, respelled
 from smtrain.errors import CheckpointError
 from smtrain.model.hf_folder import folder_of
 from smtrain.model.layout import KvOrder
 from smtrain.model.remedies import broken_link, file_kind, folder_misfit, missing_shards
+from smtrain.near import near_path
 
 
 def open_weights(
@@ -34,9 +36,11 @@ def open_weights(
     read. Raises CheckpointError that says what was found where it is none of them.
     """
     path = folder_of(str(path))
+    if told := not_here(path) or respelled(path, ("s3://",)):
+        raise CheckpointError(f"{told}.")
     if not is_uri(path):
         if not Path(path).exists():
-            raise CheckpointError(f"{path} does not exist; give a folder of weights.")
+            raise CheckpointError(f"{path} does not exist; {near_path(path)}give a folder of weights.")
         if not Path(path).is_dir():
             raise CheckpointError(
                 f"{path} is a file, and {file_kind(Path(path))}; give the folder of a model or of a checkpoint."

@@ -98,11 +98,9 @@ def _without_command(argv: list[str]) -> int:
             return 0
         print(f"smtrain: {error.strerror}", file=sys.stderr)  # noqa: T201
         return 2
-    import difflib
+    from smtrain.cli.usage import unknown_command
 
-    near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-    hint = f"did you mean `smtrain {near[0]}`?" if near else "`smtrain --help` lists the commands"
-    print(f"smtrain: no command {argv[0]!r}; {hint}", file=sys.stderr)  # noqa: T201
+    print(f"smtrain: {unknown_command(argv, COMMANDS)}", file=sys.stderr)  # noqa: T201
     return 2
 
 

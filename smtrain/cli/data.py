@@ -15,7 +15,9 @@ from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
 from smtrain.cli.data_report import report
 from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
+from smtrain.facts import table
 from smtrain.model.hf_folder import folder_of
+from smtrain.near import hint
 from smtrain.text import room, say
 
 app = options.app()
@@ -82,10 +84,10 @@ def prepare(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Tokenize text; run it again after an interruption and it goes on where it was."""
-    if (objective, overlong) not in [(o, long) for o in ("pretrain", "sft") for long in ("truncate", "drop")]:
-        raise ConfigError(
-            [f"--objective {objective}, --overlong {overlong}: must be pretrain or sft, truncate or drop"]
-        )
+    choices = (("--objective", objective, ("pretrain", "sft")), ("--overlong", overlong, ("truncate", "drop")))
+    if wrong := [(option, given, known) for option, given, known in choices if given not in known]:
+        values = table("word_names")["values"]
+        raise ConfigError([f"{option}: got {given!r}; {hint(given, known, values)}" for option, given, known in wrong])
     if encoding is not None:
         try:
             codecs.lookup(encoding)

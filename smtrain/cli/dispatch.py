@@ -41,11 +41,9 @@ def _parsed(app: Any, name: str, argv: list[str]) -> object:
             raise KeyboardInterrupt from None
         if not hasattr(error, "format_message"):
             raise
-        path = getattr(getattr(error, "ctx", None), "command_path", None) or name
-        text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
-        text = text.replace(": Input should", ": it should")
-        text = text or "a subcommand is missing"
-        raise UsageError(f"{path}: {text[0].lower()}{text[1:]}; `{path} --help` shows what it takes") from None
+        from smtrain.cli.usage import sentence_of
+
+        raise UsageError(sentence_of(error, name, argv)) from None
 
 
 def guarded(command: Callable[[], object]) -> int:

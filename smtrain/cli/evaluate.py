@@ -10,6 +10,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
+from smtrain.contract.uris import not_here
 from smtrain.errors import ConfigError
 from smtrain.text import say
 
@@ -77,7 +78,7 @@ def evaluate(
     asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
     refuse_unheard(asked)
     models = [given for given in (model, base) if given is not None]
-    here = {given: _found(given, target) for given in models if Path(given).is_dir()}
+    here = {given: _found(given, target) for given in models if Path(given).is_dir() or not_here(given)}
     refuse_unreachable(asked)  # before anything far is asked for, or fetched for nothing
     folder, *bases = ((here.get(given) or _found(given, target)).fetch(told) for given in models)
     under = bases[0] if bases else None

@@ -50,14 +50,15 @@ def logs(
         re.compile(grep or "")
     except re.error as error:
         raise JobError(f"--grep {grep}: is not a regular expression ({error})") from None
+    start, pause = _moment(since), options.seconds_of("--every", every)
     handle = options.job_named(job, target)
     hosts = handle.hosts
     of_slurm = {"slurm-out"} if handle.target.name == "slurm" else set()  # what Slurm itself said
     if host is not None and host not in {f"algo-{n + 1}" for n in range(hosts)} | of_slurm:
         raise JobError(f"--host {host}: {handle.name} has algo-1" + (f" to algo-{hosts}" if hosts > 1 else " alone"))
     view = View(
-        host, grep, _moment(since), tail, resume, False if plain or not lines else None,
-        options.seconds_of("--every", every), lines,
+        host, grep, start, tail, resume, False if plain or not lines else None,
+        pause, lines,
     )  # fmt: skip
     if not follow:
         from smtrain.follow.show import dump

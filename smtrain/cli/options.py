@@ -300,4 +300,9 @@ def materialised(model: str) -> str:
 
 def model_folder(model: str) -> str:
     """The folder of a model, which may be named by one of its files, or as one of the demo's."""
+    from smtrain.contract.uris import not_here
+    from smtrain.errors import CheckpointError
+
+    if far := not_here(model):
+        raise CheckpointError(far)
     return folder_with(materialised(model))

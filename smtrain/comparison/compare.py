@@ -13,6 +13,7 @@ from smtrain.comparison.series import Series, with_tokens
 from smtrain.comparison.sources import read
 from smtrain.edge import public
 from smtrain.errors import ConfigError, DataError
+from smtrain.near import hint
 
 By = Literal["step", "tokens", "time"]
 USUAL = 0.02
@@ -162,7 +163,7 @@ def compare(
     if len(trainings) < 2:
         raise ConfigError(["compare: give two or more trainings; the first is what the others are compared with"])
     if by not in get_args(By):
-        raise ConfigError([f"by: got {by!r}; it is one of {', '.join(get_args(By))}"])
+        raise ConfigError([f"by: got {by!r}; {hint(str(by), get_args(By))}"])
     if window < 1 or (tolerance is not None and not 0 < tolerance < float("inf")):
         raise ConfigError([f"window and tolerance must be above 0; they are {window} and {tolerance}"])
     found = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.attach import near_run
 from smtrain.aws.target import TargetName
 from smtrain.comparison.loglines import steps
 from smtrain.comparison.series import Series, series
@@ -130,7 +131,11 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
         if unasked(error):
             raise
         where = "here" if place.name == "local" else "on AWS"
-        raise JobError(f"{name}: there is no such file, and no run or job of this name {where}") from None
+        near = near_run(name) if place.name == "local" else ""
+        raise JobError(
+            f"{name}: there is no such file, and no run or job of this name {where}; {near}`smtrain list` lists "
+            "the existing ones"
+        ) from None
     return _of_attempts(attempts, label)
 
 

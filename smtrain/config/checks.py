@@ -17,11 +17,13 @@ from smtrain.config.checks_weights import file_faults, shape_and_run, weights_fa
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import is_secret
-from smtrain.contract.uris import HUBS
+from smtrain.contract.uris import HUBS, respelled
 from smtrain.errors import first_line
 from smtrain.facts.models import positions
 from smtrain.model.remedies import broken_link, file_misfit, folder_misfit
+from smtrain.near import near_path
 
+_MODEL_PLACES = ("s3://", "demo://", *HUBS)
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp",
     "compute.instance_count", "compute.processes_per_instance", "compute.instance_type",
@@ -34,19 +36,26 @@ def mesh_fits(config: JobConfig) -> bool:
     return config.world_size % mesh == 0 if dp is None else dp * mesh == config.world_size
 
 
+def _processes(config: JobConfig) -> str:
+    """The training processes of a job, with what the numbers are."""
+    count, each = config.compute.instance_count, config.processes_per_instance
+    machines = "1 machine" if count == 1 else f"{count} machines"
+    return f"{machines} x {each} {'process' if each == 1 else 'processes'} = {config.world_size} in all"
+
+
 def combination_faults(config: JobConfig) -> Iterator[Fault]:
     """What the config alone shows."""
     parallel, train, compute = config.parallel, config.train, config.compute
     mesh = parallel.tp * parallel.pp
     mesh_keys = MESH_KEYS
-    world = f"{compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
+    world = _processes(config)
     fits = True
     if parallel.dp is None and config.world_size % mesh:
         fits = False
         yield (
             mesh_keys,
             (
-                f"parallel.tp, parallel.pp: tp x pp = {mesh} does not divide {world}; "
+                f"parallel.tp, parallel.pp: tp x pp = {mesh} does not divide the number of processes, {world}; "
                 "change tp, pp, compute.instance_count or compute.processes_per_instance"
             ),
         )
@@ -55,7 +64,7 @@ def combination_faults(config: JobConfig) -> Iterator[Fault]:
         yield (
             mesh_keys,
             (
-                f"parallel.dp: tp x pp x dp = {parallel.dp * mesh}, but there are {world}; "
+                f"parallel.dp: tp x pp x dp = {parallel.dp * mesh}, but the processes are {world}; "
                 + (
                     f"dp = {config.world_size // mesh} would do"
                     if config.world_size % mesh == 0
@@ -206,6 +215,9 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
     yield from validation_path_faults(config)
     yield from task_faults(config)
     yield from prepared_faults(config)
+    if told := respelled_model(config):
+        yield {"model.path"}, f"model.path: {told}"
+        return
     if "://" in config.model.path:
         if config.model.path.startswith(HUBS):
             longest = positions(config.model.path)
@@ -215,7 +227,7 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
                     f"train.seq_len: {config.train.seq_len} is beyond the {longest} positions of "
                     f"{config.model.path.removeprefix('hf://')}; use at most that",
                 )
-        elif not config.model.path.startswith(("s3://", "demo://", *readable_schemes(config.target))):
+        elif not config.model.path.startswith((*_MODEL_PLACES, *readable_schemes(config.target))):
             yield (
                 {"model.path"},
                 f"model.path: {config.model.path} is neither a folder, s3://, hf://, modelscope:// nor demo://",
@@ -232,7 +244,8 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
         )
         yield (
             {"model.path"},
-            f"model.path: {folder} is not a folder; give a Hugging Face model folder or s3:// URI{hub}",
+            f"model.path: {folder} is not a folder; {near_path(folder)}give a Hugging Face model folder or s3:// URI"
+            f"{hub}",
         )
     elif not (folder / "config.json").is_file():
         names = [path.relative_to(folder).as_posix() for path in folder.glob("*")]
@@ -263,6 +276,12 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
             yield from file_faults(config, folder, described)
             yield from template_faults(config, folder)
             yield from id_faults(config, folder, described)
+
+
+def respelled_model(config: JobConfig) -> str | None:
+    """Say how the address in `model.path` is written here, if it is one in another spelling."""
+    path = config.model.path
+    return None if path.startswith(readable_schemes(config.target)) else respelled(path, _MODEL_PLACES)
 
 
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:

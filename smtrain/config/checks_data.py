@@ -11,9 +11,11 @@ from typing import Any
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.contract.needs import EXTRAS, data_needs
+from smtrain.contract.uris import respelled
 from smtrain.extras import MODULES, missing, present
 from smtrain.facts.engines import engine_of
 from smtrain.model.hf_folder import tokenizer_in
+from smtrain.near import near_path
 
 Fault = tuple[set[str], str]
 
@@ -120,10 +122,12 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
         path = source.path
         key = "data.sources" if config.data.sources else "data.path"
         known = ("s3://", "hf://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
-        if "://" in path and not path.startswith(known):
+        if told := respelled(path, known, data=True) if not path.startswith(known) else None:
+            yield {key}, f"{key}: {told}"
+        elif "://" in path and not path.startswith(known):
             yield {key}, f"{key}: {path} is neither a path, s3://, hf://, fsx://, efs:// nor demo://"
-        if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-            yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"
+        elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
+            yield {key}, f"{key}: {path} does not exist; {near_path(path)}give a file, a folder, a glob or an s3:// URI"
 
 
 def prepared_faults(config: JobConfig) -> Iterator[Fault]:
@@ -131,7 +135,9 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     prepared = config.data.prepared
     if prepared is None or prepared.startswith(("s3://", "fsx://", "efs://", *readable_schemes(config.target))):
         return
-    if "://" in prepared:
+    if told := respelled(prepared, ("s3://", "fsx://", "efs://")):
+        yield {"data.prepared"}, f"data.prepared: {told}"
+    elif "://" in prepared:
         yield {"data.prepared"}, f"data.prepared: {prepared} is neither a folder nor an s3:// URI"
     elif not (Path(prepared) / "manifest.json").is_file():
         yield (

@@ -10,6 +10,7 @@ from typing import Any
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
 from smtrain.config.yaml_file import read_settings
+from smtrain.contract.uris import respelled
 from smtrain.errors import ConfigError
 from smtrain.yaml_text import YamlError, parse
 
@@ -23,6 +24,9 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
     if data is None or data.startswith(("s3://", *readable_schemes(config.target))):
         return
     folder = Path(data)
+    if told := respelled(data, ("s3://",)):
+        yield {"evaluate.data"}, f"evaluate.data: {told}"
+        return
     if "://" in data or not folder.is_dir():
         yield (
             {"evaluate.data"},

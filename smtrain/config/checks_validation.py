@@ -8,6 +8,8 @@ from pathlib import Path
 
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
+from smtrain.contract.uris import respelled
+from smtrain.near import near_path
 
 Fault = tuple[set[str], str]
 _KEY = "train.validation"
@@ -72,9 +74,12 @@ def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
     if path is None:
         return
     known = ("s3://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+    if told := respelled(path, known) if not path.startswith(known) else None:
+        yield {key}, f"{key}: {told}"
+        return
     if "://" in path and not path.startswith(known):
         yield {key}, f"{key}: {path} is neither a path, s3://, fsx://, efs:// nor demo://"
     if path.startswith("s3://") and ("*" in path or "?" in path):
         yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"
     if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-        yield {key}, f"{key}: {path} does not exist; give a file, a folder, a glob or an s3:// URI"
+        yield {key}, f"{key}: {path} does not exist; {near_path(path)}give a file, a folder, a glob or an s3:// URI"

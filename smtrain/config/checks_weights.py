@@ -9,9 +9,11 @@ from typing import Any
 from smtrain.config.checks_data import Fault
 from smtrain.config.elsewhere import readable_schemes
 from smtrain.config.schema import JobConfig
+from smtrain.contract.uris import respelled
 from smtrain.model.hf_config import HFConfig
 from smtrain.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.model.remedies import DEQUANTIZE, broken_link, file_misfit, folder_misfit, missing_shards, quantization
+from smtrain.near import near_path
 
 
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
@@ -24,11 +26,16 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
         )
     if named is None:
         return
-    if "://" in named:
+    if told := None if named.startswith(readable_schemes(config.target)) else respelled(named, ("s3://",)):
+        yield {"model.weights"}, f"model.weights: {told}"
+    elif "://" in named:
         if not named.startswith(("s3://", *readable_schemes(config.target))):
             yield {"model.weights"}, f"model.weights: {named} is neither a folder nor an s3:// URI"
     elif not Path(named).is_dir():
-        yield {"model.weights"}, f"model.weights: {named} is not a folder; give one with weights, or an s3:// URI"
+        yield (
+            {"model.weights"},
+            f"model.weights: {named} is not a folder; {near_path(named)}give one with weights, or an s3:// URI",
+        )
     if config.model.init == "scratch":
         yield (
             {"model.weights", "model.init"},

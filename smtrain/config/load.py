@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from smtrain.config.elsewhere import place_on_cluster
 from smtrain.config.schema import JobConfig
 from smtrain.config.secrets import hide
 from smtrain.config.section import kinds, section_in
-from smtrain.config.sentences import key_of, sentence_of, shown
+from smtrain.config.sentences import key_meant, key_of, sentence_of, shown
 from smtrain.config.yaml_file import read_yaml
+from smtrain.contract.uris import meant
 from smtrain.errors import ConfigError
 from smtrain.yaml_text import MOST_DEPTH, YamlError, parse, unfilled
 
@@ -88,7 +88,7 @@ def _read(source: Source | None) -> dict[str, Any]:
         raise ConfigError([f"{path}: must hold keys and values at the top, not a {type(loaded).__name__}"])
     if loaded and not loaded.keys() & JobConfig.model_fields.keys():
         known = ", ".join(JobConfig.model_fields)
-        near = [name for key in loaded for name in difflib.get_close_matches(str(key), JobConfig.model_fields, n=1)]
+        near = [meant_key for key in loaded if (meant_key := key_meant(JobConfig, str(key)))]
         hint = f"did you mean {near[0]}?" if near else "is this the file you meant?"
         raise ConfigError([f"{path}: holds none of a config's keys ({known}); {hint}"])
     return _absolute(loaded, path.resolve().parent)
@@ -160,9 +160,14 @@ def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
 def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
     for given, field in _paths(raw):
         value = given.get(field) if isinstance(given, dict) else None
-        if isinstance(given, dict) and isinstance(value, str) and value and "://" not in value:
+        if isinstance(given, dict) and isinstance(value, str) and value and not _is_address(value, base):
             given[field] = str((base / _home_of(value)).absolute())
     return raw
+
+
+def _is_address(value: str, base: Path) -> bool:
+    """True for a URI, and for what was meant as one and is no path here."""
+    return "://" in value or (meant(value) is not None and not (base / value).exists())
 
 
 def _home_of(text: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import hashlib
 import json
@@ -11,10 +12,13 @@ from typing import Any
 
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
-from smtrain.config.textfiles import choose_in, compression, kind
+from smtrain.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind
 from smtrain.contract.container import PREPARED_FORMAT
 
 _HEAD = 1 << 16
+_MAGIC = {
+    "gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ", "zstd": b"\x28\xb5\x2f\xfd", "lz4": b"\x04\x22\x4d\x18",
+}  # fmt: skip
 
 
 def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> Iterator[Fault]:
@@ -51,20 +55,57 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
         files = [(file, form if form != "auto" else kind(file.name) or "text") for file in found if file.is_file()]
         if not files:
             yield f"no file matches {given}; correct the pattern"
+        elif lone := next((f for f, known in files if known == "megatron" and not _is_pair(f)), None):
+            yield (
+                f"{lone} is half of an indexed dataset, and {lone.parent} holds no "
+                f"{lone.with_suffix('.bin' if lone.suffix == '.idx' else '.idx').name}; copy that there too"
+            )
         elif not any(file.stat().st_size for file, _ in files):
             yield f"{given} is empty; give a file with text"
+    for file, _ in files:
+        if fault := _no_archive(file):
+            yield fault
     binary = [
-        file for file, known in files if known in ("jsonl", "text") and not compression(file.name) and _binary(file)
+        file
+        for file, known in files
+        if known in ("jsonl", "text") and not compression(file.name) and _binary(file, config.data.encoding)
     ]
     if binary and (config.data.max_bad == 0 or len(binary) == len(files)):
         more = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
-        yield f"{binary[0]}{more} is not text in UTF-8; remove it, or convert it"
+        named = config.data.encoding or "UTF-8"
+        remedy = encoding_remedy(binary[0].read_bytes()[:_HEAD], binary[0])
+        yield f"{binary[0]}{more} is not text in {named}; {remedy}"
 
 
-def _binary(file: Path) -> bool:
-    """Whether its beginning is no UTF-8, or has a byte that no text has."""
+def _no_archive(file: Path) -> str | None:
+    """Say of a file whose ending names a compression that it does not begin as one."""
+    mark = _MAGIC.get(compression(file.name) or "")
+    with file.open("rb") as opened:
+        head = opened.read(8)
+    if mark is None or not head or head.startswith(mark):
+        return None
+    kind_, bare = compression(file.name), file.with_suffix("").name
+    return (
+        f"{file} is not compressed by {kind_}, by its first bytes; if it is plain, name it {bare}, else write it again"
+    )
+
+
+def _is_pair(file: Path) -> bool:
+    return all(file.with_suffix(end).is_file() for end in (".bin", ".idx"))
+
+
+def _binary(file: Path, encoding: str | None = None) -> bool:
+    """True if its beginning is not of the encoding (UTF-8, or that of its byte order mark), or has a byte that no text
+    has."""
     with file.open("rb") as opened:
         head = opened.read(_HEAD)
+    marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if encoding or marked:
+        try:
+            text = codecs.getincrementaldecoder(encoding or encoding_like(head))().decode(head)
+        except UnicodeError:
+            return True
+        return "\0" in text
     if b"\0" in head:
         return True
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args, get_origin
@@ -10,7 +9,10 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from smtrain.config.section import section_in
+from smtrain.contract.uris import meant
 from smtrain.facts import table
+from smtrain.facts.names import instance_meant, region_meant
+from smtrain.near import nearest
 
 _LONGEST = 200
 
@@ -69,13 +71,46 @@ def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
         key = "model.path" if key == "model" else key
         return f"{key}: is missing; set it in the config or with --set {key}=..."
     if kind == "extra_forbidden":
-        return f"{key}: {unknown_key(_meant(root, key), _siblings(root, key))}"
+        return f"{key}: {unknown_key(key_meant(root, key), _siblings(root, key))}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: got {shown(repr(given))}; it is a section with keys of its own"
+        return f"{key}: got {shown(repr(given))}; it is a section with keys of its own{_keys_of(root, key, given)}"
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
-        return f"{key}: got {shown(repr(given))}; {words}"
-    return f"{key}: got {shown(repr(given))}; {in_words(detail)}"
+        return f"{key}: got {shown(repr(given))}; {_pattern_meant(last, str(given))}{words}"
+    return f"{key}: got {shown(repr(given))}; {in_words(detail)}{_choice_meant(detail)}"
+
+
+def _keys_of(root: type[BaseModel], key: str, given: Any) -> str:
+    """The keys of a section that was given as one value; for `model` and `data` the key that the value is for."""
+    if key == "parallel":
+        return ", or the word auto"
+    names = _siblings(root, f"{key}.x")
+    if "path" in names and isinstance(given, str):
+        return f"; did you mean {key}.path: {shown(given)}?"
+    return f", such as {key}.{names[0]}" if names else ""
+
+
+def _choice_meant(detail: Any) -> str:
+    """The choice that an unknown one was meant to be; empty if no choice is like it."""
+    if detail["type"] != "literal_error" or not isinstance(detail.get("input"), str):
+        return ""
+    known = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+    near = nearest(detail["input"], known, table("word_names")["values"])
+    return f"; did you mean {near}?" if near else ""
+
+
+def _pattern_meant(last: str, given: str) -> str:
+    """The instance type or region that was meant by what cannot be one; empty if none is like it."""
+    if last in ("instance_type", "cpu_instance_type"):
+        near = instance_meant(given)
+    elif last == "region":
+        near = region_meant(given)
+    elif last == "s3_uri":
+        near = meant(given) or (f"s3://{given}" if re.fullmatch(r"[a-z0-9][\w.-]+/.*", given) else None)
+        near = near if near and near.startswith("s3://") else None
+    else:
+        near = None
+    return f"did you mean {near}? " if near else ""
 
 
 def unknown_key(meant: str | None, known: Iterable[str]) -> str:
@@ -98,21 +133,40 @@ def _default(root: type[BaseModel], key: str) -> Any:
     return getattr(root.model_fields[section].get_default(), field)
 
 
-def _meant(root: type[BaseModel], key: str) -> str | None:
-    """The key that an unknown one stands for: one of another section, another tool's name for it, or one like it."""
+def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | None:
+    """The key that an unknown one stands for: one of another section, another tool's name for it, or one like it.
+
+    The section that was named goes first. close: also a key whose name is only a little like it.
+    """
     head, _, last = key.rpartition(".")
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", last).lower()
     whole = "train" in root.model_fields  # aliases and other sections make sense for a whole config alone
     keys = [known for known in every_key(root) if "." in known] if whole else []
+    siblings = _siblings(root, key)
+    names = table("key_names")
+    if not whole:
+        names = {
+            known.rpartition(".")[2]: words for known, words in names.items() if known.rpartition(".")[2] in siblings
+        }
+    aliases = [known for known in names if word in names[known] or key.lower() in names[known]]
+    if here := next((known for known in aliases if head and known.startswith(f"{head}.")), None):
+        return here
+    if near := nearest(last, siblings, cutoff=0.85):
+        return f"{head}.{near}" if head else near
     others = [known for known in keys if known.rpartition(".")[2] == word]
     if len(others) == 1:
         return others[0]
-    if whole and (named := next((known for known, names in table("key_names").items() if word in names), None)):
-        return named
-    if near := difflib.get_close_matches(last, _siblings(root, key), n=1):
-        return f"{head}.{near[0]}" if head else near[0]
-    near = difflib.get_close_matches(word, [known.rpartition(".")[2] for known in keys], n=1, cutoff=0.8)
-    return next((known for known in keys if near and known.rpartition(".")[2] == near[0]), None)
+    if aliases:
+        return aliases[0]
+    slips = {name: known for known, words in names.items() for name in words}
+    if near := nearest(word, slips, cutoff=0.85):
+        return slips[near]
+    if not close:
+        return None
+    if near := nearest(last, siblings):
+        return f"{head}.{near}" if head else near
+    near = nearest(word, [known.rpartition(".")[2] for known in keys], cutoff=0.8)
+    return next((known for known in keys if near and known.rpartition(".")[2] == near), None)
 
 
 def every_key(model: Any, head: str = "") -> Iterator[str]:

@@ -70,6 +70,35 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
+def encoding_like(data: bytes) -> str:
+    """The encoding that bytes which are not UTF-8 look like, by iconv's name and Python's alike; empty for no text."""
+    for mark, name in ((b"\xff\xfe\0\0", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
+        if data.startswith(mark):
+            return name
+    if b"\0" in data:
+        even, odd = data[::2].count(0), data[1::2].count(0)
+        half = len(data) // 2
+        if max(even, odd) > half * 0.6 and min(even, odd) < half * 0.05:
+            return "UTF-16LE" if odd > even else "UTF-16BE"
+        return ""
+    controls = sum(byte < 32 and byte not in b"\t\n\r\f\x1b" for byte in data)
+    if controls > len(data) * 0.02:
+        return ""
+    return "cp1252" if any(0x80 <= byte < 0xA0 for byte in data) else "ISO-8859-1"
+
+
+def encoding_remedy(data: bytes, file: object = "FILE") -> str:
+    """What to do about bytes that are not UTF-8, as a sentence's end: the encoding that they look like, and how to read
+    or convert them."""
+    name = encoding_like(data)
+    if not name:
+        return "it looks like no text at all, so leave this file out, or save it as text"
+    return (
+        f"it looks like {name}: set data.encoding to {name.lower()}, or convert it, "
+        f"`iconv -f {name} -t UTF-8 {file} > NEW`"
+    )
+
+
 def compression(name: str) -> str | None:
     """gzip, bz2, xz, zstd, lz4 or None, by the ending."""
     return COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
@@ -142,6 +171,8 @@ def choose(
             path.suffix in (".bin", ".sums") and f"{path.with_suffix('')}.idx" in sizes and form in ("auto", "megatron")
         ):
             continue  # read with its .idx
+        elif path.suffix == ".bin" and form in ("auto", "megatron"):
+            why = f"its index {path.with_suffix('.idx').name} is not next to it; copy that too"
         elif known is None:
             why = "nothing here reads files of that ending; set data.format, or give it another"
         elif form not in ("auto", known):

@@ -8,6 +8,7 @@ from typing import Any
 from smtrain.config.secrets import hide
 from smtrain.errors import ConfigError, first_line
 from smtrain.facts import parse as parse_toml
+from smtrain.near import near_path
 from smtrain.yaml_text import MOST_BYTES, YamlError, parse
 
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -50,14 +51,20 @@ def read_settings(path: Path, what: str, remedy: str) -> str:
     except OSError as error:
         if what == "config" and isinstance(error, FileNotFoundError):
             raise ConfigError(
-                [f"{path}: no such config file; correct its name, or `smtrain init` writes one"]
+                [f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}` writes one"]
             ) from None
-        raise ConfigError([f"{path}: {what} cannot be read ({error.strerror}); {remedy}"]) from None
+        why = "it is a folder" if isinstance(error, IsADirectoryError) else error.strerror
+        raise ConfigError([f"{path}: {what} cannot be read ({why}); {remedy}"]) from None
     except ValueError:
         raise ConfigError([f"{str(path)!r}: cannot be a file's name; {remedy}"]) from None
     if len(content) > MOST_BYTES:
         raise ConfigError([f"{path}: is larger than {MOST_BYTES >> 20} MiB, too large for settings; {remedy}"])
     return decoded(content, str(path), remedy)
+
+
+def _new_name(path: Path) -> str:
+    """The name with which `smtrain init` would write this config; empty if it writes no such file."""
+    return f" {path}" if path.suffix in (".yaml", ".yml") and path.parent.is_dir() else ""
 
 
 def decoded(content: bytes, name: str, remedy: str) -> str:

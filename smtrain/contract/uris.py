@@ -1,9 +1,36 @@
-"""The parts of a URI, for the client, the control plane and the container alike."""
+"""The parts of a URI, for the client, the control plane and the container alike; other spellings of addresses."""
 
 from __future__ import annotations
 
+import re
+
 HUBS = ("hf://", "modelscope://")
 """Where stage fetch gets a model from: the Hugging Face hub, or a mirror of it, and ModelScope."""
+
+# A path that was made of a URL has one slash behind the scheme.
+_WEB = r"(?:https?:/{1,2})?(?:www\.)?"
+_NAME = r"[\w.-]+"
+_HUB_PAGE = re.compile(
+    rf"{_WEB}(?:huggingface\.co|hf\.co)/(?:datasets/)?({_NAME}/{_NAME}|{_NAME})"
+    rf"(?:/(?:tree|blob|resolve|raw|commit)/({_NAME}))?(?:[/?#].*)?",
+    re.I,
+)
+_MODELSCOPE_PAGE = re.compile(rf"{_WEB}modelscope\.(?:cn|ai)/(?:models|datasets)/({_NAME}/{_NAME})(?:[/?#].*)?", re.I)
+_BUCKET_HOST = re.compile(
+    r"https?:/{1,2}([a-z0-9.-]+)\.s3(?:[.-][a-z0-9-]+)*\.amazonaws\.com(?:\.cn)?/?([^?#]*).*", re.I
+)
+_S3_HOST = re.compile(r"https?:/{1,2}s3(?:[.-][a-z0-9-]+)*\.amazonaws\.com(?:\.cn)?/([^/?#]+)/?([^?#]*).*", re.I)
+_S3_CONSOLE = re.compile(
+    r"https?:/{1,2}\S*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^/?#]+)(?:.*?prefix=([^&#]*))?.*", re.I
+)
+_S3_ARN = re.compile(r"arn:aws[\w-]*:s3:::([^/]+)/?(.*)")
+_SCHEMES = (
+    (re.compile(r"s3[an]?:/{0,2}(?=[^/])", re.I), "s3://"),
+    (re.compile(r"(?:hf|huggingface):/{0,2}(?=[^/])", re.I), "hf://"),
+    (re.compile(r"modelscope:/{0,2}(?=[^/])", re.I), "modelscope://"),
+    (re.compile(r"demo:/{0,2}(?=[^/])", re.I), "demo://"),
+    (re.compile(r"file:/{1,3}(?=[^/])", re.I), "/"),
+)
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -13,3 +40,46 @@ def split_uri(uri: str) -> tuple[str, str]:
         return "", uri.removeprefix("file://")
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
+
+
+def meant(text: str, *, data: bool = False) -> str | None:
+    """The address that a text is in our spelling; None if it is spelled so already, or is no address.
+
+    Pages of the Hugging Face hub and of ModelScope, URLs and ARNs of S3, and schemes with other slashes or letters.
+    data: a data set is meant, whose revision stands behind `#`.
+    """
+    if page := _HUB_PAGE.fullmatch(text):
+        name = page[1] if "/" in page[1] or data else f"organization/{page[1]}"
+        mark = "#" if data else "@"
+        return f"hf://{name}" + (f"{mark}{page[2]}" if page[2] not in (None, "main") else "")
+    if page := _MODELSCOPE_PAGE.fullmatch(text):
+        return f"modelscope://{page[1]}"
+    for form in (_S3_HOST, _BUCKET_HOST, _S3_CONSOLE, _S3_ARN):
+        if found := form.fullmatch(text):
+            return f"s3://{found[1]}/{found[2] or ''}".rstrip("/")
+    for scheme, ours in _SCHEMES:
+        if (found := scheme.match(text)) and found[0] != ours:
+            return ours + text[found.end() :]
+    return None
+
+
+def respelled(text: str, taken: tuple[str, ...], *, data: bool = False) -> str | None:
+    """Say how an address is written here; None if it is written so already, is no address, or would be none of the
+    kinds that are `taken` (how a URI may begin; a path always does)."""
+    ours = meant(text, data=data)
+    return f"{text} is written {ours} here; give that" if ours and ours.startswith(("/", *taken)) else None
+
+
+def not_here(text: str) -> str | None:
+    """Say of a model of a hub how it comes to this machine, for commands that read folders; None for anything else."""
+    where = meant(text) or text
+    if not where.startswith(HUBS):
+        return None
+    scheme, _, name = where.partition("://")
+    name, _, revision = name.partition("@")
+    folder = name.rpartition("/")[2]
+    if scheme == "hf":
+        copy = f"hf download {name}{f' --revision {revision}' if revision else ''} --local-dir {folder}"
+    else:
+        copy = f"modelscope download --model {name} --local_dir {folder}"
+    return f"{text} is a model of a hub, and this command reads a folder; `{copy}` makes one, then give {folder}"

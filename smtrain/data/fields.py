@@ -64,6 +64,8 @@ def _field(row: dict[str, Any], name: str) -> tuple[object, str]:
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
-            return None, f"no column {name!r}, only {', '.join(map(repr, row)) or 'nothing'}"
+            texts = [key for key, one in row.items() if isinstance(one, str)]
+            remedy = f"; set data.text_column to {' or '.join(texts[:5])}" if texts else ""
+            return None, f"no column {name!r}, only {', '.join(map(repr, row)) or 'nothing'}{remedy}"
         value = value[part]
     return value, ""

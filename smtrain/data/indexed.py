@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from smtrain.data.checksums import Blocks, PairSums, index_checked, sums_beside
 from smtrain.errors import DataError, first_line
+from smtrain.near import near_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -140,9 +141,20 @@ class IndexedDataset:
 
     def __init__(self, prefix: Path) -> None:
         self.bin_path, self.idx_path = prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
-        for path in (self.idx_path, self.bin_path):
-            if not path.is_file():
-                raise DataError(f"{path} is missing; an indexed dataset is a .bin and an .idx of the same name.")
+        pair = (self.idx_path, self.bin_path)
+        lacking = [path.name for path in pair if not path.is_file()]
+        folder = prefix.parent.absolute()
+        if len(lacking) == 2:
+            raise DataError(
+                f"{prefix} is neither a folder of prepared data nor the name of an indexed dataset, as {folder} holds "
+                f"no {lacking[0]}; {near_path(prefix)}give what `smtrain data prepare` wrote, or the path of a .bin "
+                "and an .idx without their endings."
+            )
+        if lacking:
+            raise DataError(
+                f"{lacking[0]} is missing in {folder}; an indexed dataset is a .bin and an .idx of the same name, so "
+                "copy it there."
+            )
         raw = _map(self.idx_path, np.dtype("u1"))
         if len(raw) < _HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
             raise DataError(f"{self.idx_path} is not the index of a Megatron dataset; prepare the data again.")

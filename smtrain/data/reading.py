@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from smtrain.config.textfiles import encoding_remedy
 from smtrain.data.blocks import Block
 from smtrain.data.fields import TextOf
 from smtrain.data.unread import UnreadText, unread_columns, unread_fields
@@ -163,7 +164,7 @@ def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
     try:
         row = json.loads(raw.decode())
     except UnicodeDecodeError as error:
-        return {}, f"not UTF-8 at byte {error.start + 1} of the line; set data.encoding to what it is in"
+        return {}, f"not UTF-8 at byte {error.start + 1} of the line; {encoding_remedy(raw)}"
     except (ValueError, RecursionError) as error:
         return {}, f"not JSON ({first_line(error)})"
     return (row, "") if isinstance(row, dict) else ({}, f"a JSON {type(row).__name__}, not an object")
@@ -202,7 +203,7 @@ def _read_text(block: Block, separator: str | None) -> Documents:
                 texts.append(text)
         except UnicodeDecodeError as error:
             place = "" if separator else f" at byte {error.start:,}"
-            why = f"not UTF-8{place}; set data.encoding to what it is in"
+            why = f"not UTF-8{place}; {encoding_remedy(raw, block.file.name)}"
             found.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why))
         line += raw.count(b"\n") + (separator or "").count("\n")
     found.texts = strings(texts)

@@ -123,7 +123,9 @@ def report(
                         about.overlapping += bool(numbers)
                         _keep(examples["overlaps with tests"], [f"{file.name}: {run}"] if numbers else [])
     if not any(about.documents for about in made):
-        raise DataError(f"{', '.join(map(str, inputs))} holds no document; give files with text.")
+        why = next(iter(examples["bad records"]), "")
+        told = f": {why}" if why else "; give files with text"
+        raise DataError(f"{', '.join(map(str, inputs))} holds no document{told}.")
     repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
     return TextReport(

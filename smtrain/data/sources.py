@@ -11,10 +11,13 @@ from typing import Any, Literal
 
 from smtrain.config import textfiles
 from smtrain.config.textfiles import ENDINGS, LeftOut
+from smtrain.contract.uris import respelled
 from smtrain.data import remote
 from smtrain.data.hub import HUB, HubFile, HubName, commit_of, hub_files, opened
 from smtrain.data.hub_rows import hub_rows
 from smtrain.errors import DataError, first_line
+from smtrain.facts import table
+from smtrain.near import hint, near_path
 
 Format = Literal[
     "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar"
@@ -81,7 +84,8 @@ def _find(
     commits: Mapping[str, str],
 ) -> list[SourceFile]:  # fmt: skip
     if format != "auto" and format not in ENDINGS:
-        raise DataError(f"data.format is {format!r}; it is one of auto, {', '.join(ENDINGS)}.")
+        formats = table("word_names")["values"]
+        raise DataError(f"data.format is {format!r}; {hint(format, ('auto', *ENDINGS), formats)}.")
     say = say or (lambda sentence: None)
     text = str(source)
     if text.startswith(HUB):
@@ -102,7 +106,11 @@ def _find(
         return [_local(inputs, inputs.name, _kind_of_one(inputs, format))]
     if not inputs.is_dir():
         if not glob.has_magic(text):
-            raise DataError(f"{inputs} does not exist; give a file, a folder, a glob or an s3:// URI of text.")
+            if told := respelled(text, ("s3://", HUB), data=True):
+                raise DataError(f"{told}.")
+            raise DataError(
+                f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an s3:// URI of text."
+            )
         paths = sorted(Path(p) for p in glob.glob(text, recursive=True) if Path(p).is_file())
         base = Path(os.path.commonpath([p.parent for p in paths])) if paths else inputs
         return _chosen([_local(p, p.relative_to(base).as_posix(), "") for p in paths], [], format, source, say)
@@ -123,9 +131,10 @@ def _chosen(
         say(f"{source}: {sentence}")
     if not choice.read:
         endings = [s for k, v in ENDINGS.items() if format in ("auto", k) for s in v]
+        of = f"that ends in {', '.join(endings)}" if endings else f"that is of the format {format}"
         also = "".join(f"; {sentence}" for sentence in choice.sentences()[:3])
         raise DataError(
-            f"{source} holds no file that ends in {', '.join(endings)} and can be read{also}; "
+            f"{source} holds no file {of} and can be read{also}; "
             "point to one that does, or set data.format to text to read every file as one document."
         )
     return [replace(by_name[name], kind=kind) for name, kind in choice.read]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from smtrain.evaluation.libraries import endpoint, holds_data_sets, hub_answers,
 from smtrain.evaluation.mmlu import subjects_in
 from smtrain.evaluation.progress import HarnessProgress
 from smtrain.extras import collector_paused, missing, present
+from smtrain.near import nearest
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
@@ -110,8 +110,8 @@ def refuse_unheard(asked: Asked) -> None:
 
 
 def _no_task(name: str, known: Iterable[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "`lm-eval ls tasks` lists those of the harness"
+    near = nearest(name, known)
+    hint = f"did you mean {near}?" if near else "`lm-eval ls tasks` lists those of the harness"
     return ConfigError([f"tasks: there is no task {name!r}; {hint}"])
 
 

@@ -103,10 +103,20 @@ def _registry(region: str) -> str:
     account = images["accounts"].get(region, images["default_account"])
     if region not in images["accounts"] and region not in images["default_regions"]:
         raise ConfigError(
-            [f"compute.region: no registry of training images is known for {region!r}; set compute.image"]
+            [
+                f"compute.region: no registry of training images is known for {region!r}; {_near_region(region)}set "
+                "compute.image"
+            ]
         )
     suffix = next((s for prefix, s in images["suffixes"].items() if region.startswith(prefix)), "amazonaws.com")
     return f"{account}.dkr.ecr.{region}.{suffix}"
+
+
+def _near_region(region: str) -> str:
+    from smtrain.facts.names import region_meant
+
+    near = region_meant(region)
+    return f"did you mean {near}? else " if near else ""
 
 
 def training_image(region: str, engine: str, instance_type: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from smtrain.aws.downloads import download
 from smtrain.contract.requests import stage_of
 from smtrain.errors import ConfigError, JobError
+from smtrain.near import hint
 
 if TYPE_CHECKING:
     from smtrain.handle.job import Job
@@ -51,7 +52,7 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
     if not str(folder):
         raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
     if what not in get_args(What):
-        raise ConfigError([f"what: got {what!r}; it is one of {', '.join(get_args(What))}"])
+        raise ConfigError([f"what: got {what!r}; {hint(str(what), get_args(What))}"])
     told = job.describe()
     found = parts(job, what, told)
     if not found:

@@ -14,7 +14,7 @@ from smtrain.evaluation.report import main_rows
 from smtrain.handle.job import Job
 from smtrain.job import names
 from smtrain.reporting.gather import RunAccount, gather
-from smtrain.serving.deploy import spec_of
+from smtrain.serving.deploy import refuse_unknown_type, spec_of
 from smtrain.serving.requests import EndpointSpec, create_model
 from smtrain.talk.models import find
 from smtrain.text import Say
@@ -55,6 +55,7 @@ def register(
         >>> smtrain.register("llama", "ml.g6e.xlarge", say=lambda line: None).rpartition("/")[2]
         '1'
     """
+    refuse_unknown_type(instance_type)
     account = gather(run, target)
     group = account.name if group is None else group
     names.checked("group", group)

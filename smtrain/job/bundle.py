@@ -23,6 +23,7 @@ PARTS = (
     "errors.py",
     "extras.py",
     "machine.py",
+    "near.py",
     "text.py",
     "yaml_text.py",
     "contract",

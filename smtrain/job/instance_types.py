@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 
 from smtrain.aws.models import described
 from smtrain.config import JobConfig
 from smtrain.facts import instance
+from smtrain.near import nearest
 
 
 def type_faults(config: JobConfig) -> list[str]:
@@ -20,7 +20,7 @@ def type_faults(config: JobConfig) -> list[str]:
     doubtful = [(key, kind) for key, kind in named if instance(kind) is None and kind not in known]
     return [
         f"compute.{key}: {kind} is no training instance type that boto3 knows; did you mean "
-        f"{difflib.get_close_matches(kind, _known(), n=1, cutoff=0.0)[0]}? (if it is new, update boto3)"
+        f"{nearest(kind, sorted(_known()), cutoff=0.0)}? (if it is new, update boto3)"
         for key, kind in doubtful
         if kind not in _known()
     ]

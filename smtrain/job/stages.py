@@ -12,6 +12,7 @@ from smtrain.config import STAGES, JobConfig, Stage
 from smtrain.config.schema import VALIDATION_CHANNEL, digest, text_channels
 from smtrain.contract.uris import HUBS
 from smtrain.errors import ConfigError, JobError
+from smtrain.facts import table
 from smtrain.handle.job import Job
 from smtrain.handle.listing import attempts_at, jobs_of, list_jobs
 from smtrain.job import graphs
@@ -19,6 +20,7 @@ from smtrain.job.bundle import build_bundle
 from smtrain.job.environment import environment
 from smtrain.job.inputs import Resolved, Upload, resolve
 from smtrain.job.request import checkpoint_uri, create_training_job, image_of, output_uri
+from smtrain.near import hint
 from smtrain.place.protocol import JobPlace
 
 
@@ -98,7 +100,7 @@ class Chain:
         Raises `JobError` where a stage that it reads from has not been done.
         """
         if stage not in STAGES:
-            raise ConfigError([f"stage: got {stage!r}; it is one of {', '.join(STAGES)}"])
+            raise ConfigError([f"stage: got {stage!r}; {hint(stage, STAGES, table('word_names')['values'])}"])
         inputs = self._inputs(stage)
         base = self.base_name(stage)
         # One call answers both questions about a train stage: done already, and does another one write.

@@ -9,6 +9,8 @@ from smtrain.aws import attach
 from smtrain.aws.target import Target, TargetName
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
+from smtrain.facts import table
+from smtrain.near import hint
 from smtrain.place.protocol import JobPlace
 from smtrain.slurm import known
 
@@ -32,7 +34,9 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
     """(job name, place) of a name or an ARN: as told, by $SMTRAIN_TARGET, where it was started from here, else AWS."""
     word = name or os.environ.get("SMTRAIN_TARGET") or None
     if word is not None and word not in get_args(TargetName):
-        raise ConfigError([f"SMTRAIN_TARGET is {word!r}; it must be {', '.join(get_args(TargetName)[:-1])} or slurm"])
+        raise ConfigError(
+            [f"SMTRAIN_TARGET is {word!r}; {hint(word, get_args(TargetName), table('word_names')['values'])}"]
+        )
     if word == "slurm" or (word is None and known.knows(job)):
         return job, _slurm(known.cluster_of(job))
     return attach.place_of(job, name)

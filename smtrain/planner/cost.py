@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from math import ceil, exp, expm1, inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from smtrain.config.sentences import unknown_key
 from smtrain.config.yaml_file import read_toml
 from smtrain.errors import ConfigError
 from smtrain.facts import table
+from smtrain.near import nearest
 from smtrain.planner.machines import Machine, Work
 from smtrain.planner.memory import checkpoint_bytes
 from smtrain.planner.stages import START_S
@@ -113,7 +113,7 @@ def _is_number(value: Any) -> bool:
 def _unknown(key: str, known: Iterable[str]) -> str:
     """An unknown key, with the near one, else all."""
     names = list(known)
-    return unknown_key(next(iter(get_close_matches(key, names, n=1)), None), names)
+    return unknown_key(nearest(key, names), names)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from smtrain.config.machine import MachineEntry
 from smtrain.errors import ConfigError
 from smtrain.facts import instance, table
 from smtrain.facts.engines import no_gpu_for_fp16
+from smtrain.facts.names import instance_meant
 from smtrain.model.families import LAYER, ModelShape
 from smtrain.model.layout import Layout
 from smtrain.model.lora import AdapterShape, Lora
@@ -58,11 +59,13 @@ class Machine:
             )
         if row is None:
             known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
+            near = instance_meant(type_)
+            meant = f"did you mean {near}? " if near else ""
             kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" for t in known))
             raise ConfigError(
                 [
-                    f"compute.instance_type: nothing is known about {type_} to plan with; known: {kinds}; any other "
-                    "machine can be described under machines (docs/gpus.md)"
+                    f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known: {kinds}; any "
+                    "other machine can be described under machines (docs/gpus.md)"
                 ]
             )
         return cls(

@@ -14,6 +14,7 @@ from smtrain.config.machine import MachineEntry, MachineName
 from smtrain.config.sentences import key_of, sentence_of
 from smtrain.config.yaml_file import read_yaml
 from smtrain.errors import ConfigError
+from smtrain.facts.names import instance_meant
 from smtrain.planner.cost import Price
 from smtrain.planner.machines import Machine
 
@@ -57,6 +58,8 @@ def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Mac
         return Machine.described(type_, count, known[type_])
     if type_.startswith("ml."):
         return Machine.of(type_, count)
+    if near := instance_meant(type_):
+        raise ConfigError([f"machines: {type_} is no instance type; did you mean {near}?"])
     names = f"known: {', '.join(sorted(known))}" if known else "none is described"
     raise ConfigError(
         [f"machines: {type_} is neither an instance type (ml.p5.48xlarge) nor one of your own ({names}); {_HINT}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from smtrain.config import JobConfig
@@ -11,7 +12,9 @@ from smtrain.config.local_data import local_data_faults
 from smtrain.config.secrets import hide
 from smtrain.edge import public
 from smtrain.errors import ConfigError
+from smtrain.facts import table
 from smtrain.model.families import ModelShape
+from smtrain.near import hint
 from smtrain.planner.auto import NO_MESH, with_engine, with_processes, with_sizes
 from smtrain.planner.fallback import fallback_faults
 from smtrain.planner.here import is_here
@@ -114,6 +117,9 @@ def subject(
     named = named_shape(model) if model else None
     if model and named:
         sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
+    elif model and "/" not in model and not Path(model).exists():
+        known = table("models")["models"]
+        raise ConfigError([f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}"])
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
     try:

@@ -15,6 +15,7 @@ from smtrain.facts.models import positions
 from smtrain.model.families import ModelShape
 from smtrain.model.hf_config import positions_named
 from smtrain.model.lora import Lora, targets_of
+from smtrain.near import hint
 from smtrain.planner.machines import Recompute, Work, named_shape
 
 # What an engine can leave to be computed again, and whether its backward pass gathers once more.
@@ -55,10 +56,11 @@ def shape_of(config: JobConfig) -> ModelShape:
             return ModelShape.from_config(told)
     shape = named_shape(config.model.path.partition("@")[0])
     if shape is None:
+        name = config.model.path.partition("@")[0].rstrip("/").rpartition("/")[2]
         raise ConfigError(
             [
                 f"model.path: nothing is known about the model in {config.model.path}; give --model a folder "
-                "that holds its config.json, or the name of a known model (`smtrain plan --help` lists them)"
+                f"that holds its config.json, or the name of a known model; {hint(name, table('models')['models'])}"
             ]
         )
     return shape

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.aws.attach import place_of
+from smtrain.aws.attach import near_run, place_of
 from smtrain.aws.target import Target, TargetName
 from smtrain.commit import commit_of
 from smtrain.config import STAGES
@@ -107,7 +107,8 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if _belongs(row, run)]
     if not rows:
         where = "here" if place.name == "local" else "on AWS"
-        raise JobError(f"{name!r}: there is no run of this name {where}; `smtrain list` lists the existing ones")
+        near = near_run(run) if place.name == "local" else ""
+        raise JobError(f"{name!r}: there is no run of this name {where}; {near}`smtrain list` lists the existing ones")
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     found = RunAccount(run, place, jobs)
     return RunAccount(

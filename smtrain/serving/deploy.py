@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain import text
+from smtrain.aws import models
 from smtrain.aws.role import role_arn
 from smtrain.aws.target import Target, TargetName
 from smtrain.config.units import spell
 from smtrain.edge import public
 from smtrain.errors import ConfigError, JobError
 from smtrain.facts.images import serving_image
+from smtrain.facts.names import instance_meant
 from smtrain.handle.listing import train_jobs
 from smtrain.job.names import checked, schedule_name
+from smtrain.near import nearest
 from smtrain.place.choose import sagemaker
 from smtrain.serving import requests
 from smtrain.serving.fit import price_of, tensor_parallel
@@ -81,6 +84,7 @@ def deploy(
         raise ConfigError([f"for: {spell(seconds)} is less than an endpoint takes to start; give at least 15m"])
     if instance_count < 1 or (max_length is not None and max_length < 1):
         raise ConfigError(["instance_count and max_length must be at least 1"])
+    refuse_unknown_type(instance_type)
     if not model.isprintable():
         raise JobError(f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are")
     found = find(model, target)
@@ -99,6 +103,15 @@ def deploy(
     status = _follow(place, spec.name, say) if wait else "Creating"
     say(_how(place, spec, status))
     return Deployed(spec.name, status, hourly, until)
+
+
+def refuse_unknown_type(instance_type: str) -> None:
+    """Raises `ConfigError` for what is no instance type of endpoints, as the installed boto3 knows them."""
+    known = models.described("sagemaker").shape_for("ProductionVariantInstanceType").enum
+    if instance_type not in known:
+        near = instance_meant(instance_type) or nearest(instance_type, known)
+        meant = f"did you mean {near}?" if near else "take one such as ml.g6e.xlarge"
+        raise ConfigError([f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}"])
 
 
 @public

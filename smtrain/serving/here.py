@@ -22,6 +22,7 @@ from smtrain.aws.target import TargetName
 from smtrain.errors import ConfigError, JobError
 from smtrain.extras import present
 from smtrain.generation.room import refuse_too_large
+from smtrain.near import hint
 from smtrain.talk.models import FoundModel, find
 from smtrain.text import Say
 
@@ -119,7 +120,7 @@ def name_of(server: Server, model: FoundModel, folder: Path) -> str:
 
 def _chosen(server: Server | None) -> Server:
     if server is not None and server not in get_args(Server):
-        raise ConfigError([f"server: got {server!r}; it is one of {', '.join(get_args(Server))}"])
+        raise ConfigError([f"server: got {server!r}; {hint(str(server), get_args(Server))}"])
     found = servers()
     if server is None and found:
         return found[0]

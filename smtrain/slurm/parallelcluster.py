@@ -14,6 +14,7 @@ from smtrain.config import JobConfig
 from smtrain.contract.uris import split_uri
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
+from smtrain.near import hint
 from smtrain.planner.cost import Prices, own_prices
 
 OSES = ("ubuntu2204", "ubuntu2404", "alinux2023", "rhel8", "rhel9", "rocky8", "rocky9")
@@ -157,7 +158,7 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
             "name an instance type, such as ml.p5.48xlarge"
         )
     if site.os not in OSES:
-        faults.append(f"--os: ParallelCluster makes no cluster of {site.os}; it is one of {', '.join(OSES)}")
+        faults.append(f"--os: ParallelCluster makes no cluster of {site.os}; {hint(str(site.os), OSES)}")
     if site.capacity_block and site.spot:
         faults.append("--spot: a capacity block is paid for already; leave one of --spot, --capacity-block out")
     if site.storage_gib != 1200 and (site.storage_gib <= 0 or site.storage_gib % _LUSTRE_STEP):

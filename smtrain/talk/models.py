@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smtrain.aws.attach import near_run
 from smtrain.aws.target import TargetName
+from smtrain.contract.uris import not_here, respelled
 from smtrain.errors import CheckpointError, JobError
 from smtrain.generation.room import WEIGHTS, Need, described_in, need_of, weights_in
 from smtrain.home import home
 from smtrain.model.hf_folder import folder_of, tokenizer_in
 from smtrain.model.hf_folder import weights_in as first_of_weights
 from smtrain.model.remedies import HEAD, broken_link, file_kind, file_misfit, folder_misfit, misfit, missing_shards
+from smtrain.near import near_path
 from smtrain.place.protocol import JobPlace
 from smtrain.text import Say
 
@@ -74,6 +78,10 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     if hasattr(what, "describe") and hasattr(what, "output"):
         return _of_job(what, what.name)
     text = folder_of(str(what))
+    if far := not_here(text):
+        raise CheckpointError(far)
+    if told := respelled(text, ("s3://", "demo://")):
+        raise CheckpointError(told)
     if text.startswith("demo://"):
         from smtrain.demo import materialise
 
@@ -88,8 +96,16 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     if path.exists():
         return _here(path, text)
     if "/" in text or text.startswith("."):
-        raise CheckpointError(f"{text}: there is no such folder")
+        raise CheckpointError(f"{text}: there is no such folder{_hub_too(text)}")
     return _of_name(text, target)
+
+
+def _hub_too(text: str) -> str:
+    """The folder or the model of the hub that a name may mean: one like it here, or `organization/name`."""
+    if near := near_path(Path(text).expanduser()):
+        return f"; {near.rstrip()}"
+    far = not_here(f"hf://{text}") if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) else None
+    return f"; if it is a model of the hub, {far.partition('; ')[2]}" if far else ""
 
 
 def _here(path: Path, name: str) -> FoundModel:
@@ -158,7 +174,11 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
     except (ClientError, JobError) as error:
         if unasked(error) or "exported" in str(error):
             raise
-        raise JobError(f"{name}: there is no such folder, and no run or job of this name {where}") from None
+        near = near_run(name) if place.name == "local" else ""
+        raise JobError(
+            f"{name}: there is no such folder, and no run or job of this name {where}; {near}`smtrain list` lists "
+            "the existing ones"
+        ) from None
     return _of_job(found, name)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from smtrain.config import JobConfig, Stage
 from smtrain.config.section import kinds, section_in
+from smtrain.config.sentences import key_meant
 from smtrain.errors import ConfigError
 from smtrain.planner.resolve import load_config
 
@@ -85,6 +86,9 @@ def _axis(text: str) -> Axis:
         raise ValueError("it must look like train.lr=log:1e-5..1e-3 or train.warmup_steps=10,50,100")
     section = key.partition(".")[0]
     if section not in _SECTIONS or "." not in key:
+        near = key_meant(JobConfig, key) if section not in JobConfig.model_fields or "." not in key else None
+        if near and near.partition(".")[0] in _SECTIONS and "." in near:
+            raise ValueError(f"a config has no key {key}; did you mean {near}?")
         raise ValueError("only keys of train and parallel can be tuned; give others a value in the config")
     if key.startswith("train.validation"):
         raise ValueError("trials are judged by the validation, which must be the same for all")
@@ -127,7 +131,9 @@ def _types(key: str) -> frozenset[type]:
         field = model.model_fields.get(part) if model else None
         model = section_in(field.annotation) if field else None
     if not model or parts[-1] not in model.model_fields:
-        raise ValueError(f"a config has no key {key}; `smtrain config schema` shows those it has")
+        near = key_meant(JobConfig, key)
+        hint = f"did you mean {near}?" if near else "`smtrain config schema` shows those it has"
+        raise ValueError(f"a config has no key {key}; {hint}")
     if section_in(model.model_fields[parts[-1]].annotation):
         raise ValueError(f"{key} holds further keys; name one of them")
     return kinds(model, parts[-1])

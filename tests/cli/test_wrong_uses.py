@@ -20,6 +20,7 @@ from smtrain import SmtrainError
 from smtrain.config.training import Train
 from smtrain.iam import policies
 from tests.cli.commands import COMMANDS, in_the_package
+from tests.cli.newcomers import GROUPED, Row, call_of, more_files
 from tests.cli.wrong_uses import Use, uses, world
 from tests.conftest import LLAMA
 from tests.typed import typed
@@ -49,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, local_home: Path) -> Iterat
     (root / "text/a.jsonl").write_text('{"text": "hello world"}\n')
     save_tokenizer(["hello world, this is text"] * 20, root / "tokenizer", vocabulary=300, end="<end>")
     world(root, RAW)
+    more_files(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("COLUMNS", "80")
@@ -100,6 +102,59 @@ def test_every_wrong_use_is_a_sentence(rest: bool, folder: Path) -> None:
         if why:
             failures.append(f"smtrain {use.label}: {why}\n{done.stdout[:300]}{done.stderr[-600:]}")
     assert not failures, f"{len(failures)} of {len(cases)}:\n" + "\n".join(failures)
+
+
+def test_the_table_of_newcomers_has_every_use_once() -> None:
+    calls = [row[0] for rows in GROUPED.values() for row in rows]
+    assert len(calls) == len(set(calls)) >= 146
+
+
+@pytest.mark.parametrize("rows", GROUPED.values(), ids=GROUPED)
+def test_what_newcomers_do_is_answered_with_the_nearest_right_thing(rows: list[Row], folder: Path) -> None:
+    before, failures = tree(folder), []
+    for row in rows:
+        environment, words = call_of(row)
+        done = typed(*words, COLUMNS="80", **environment)
+        told = done.stdout + done.stderr
+        why = wrong(Use(tuple(words)), done.returncode, done.stdout, done.stderr)
+        why = why or ", ".join(f"does not say {part}" for part in row[2].split(" | ") if part not in told)
+        if (after := tree(folder)) != before:
+            why, before = f"{why} writes {sorted(after.keys() ^ before.keys())}", after
+        if why or done.returncode != row[1]:
+            failures.append(f"{row[0]}: {why}\n{told[-600:]}")
+    assert not failures, f"{len(failures)} of {len(rows)}:\n" + "\n".join(failures)
+
+
+NEAREST: dict[str, tuple[Callable[[], object], str]] = {
+    "an argument": (lambda: smtrain.launch("run.yaml", targte="aws"), "did you mean target?"),  # type: ignore[arg-type]
+    "a stage": (lambda: smtrain.launch("run.yaml", stage="trian"), "did you mean train?"),  # type: ignore[arg-type]
+    "a target": (lambda: smtrain.run("run.yaml", target="lokal"), "did you mean local?"),  # type: ignore[arg-type]
+    "a stage of request": (lambda: smtrain.request("run.yaml", stage="exprt"), "did you mean export?"),  # type: ignore[arg-type]
+    "a format": (lambda: smtrain.convert("model", "to", to="nxdd"), "did you mean nxd?"),  # type: ignore[arg-type]
+    "an option of convert": (lambda: smtrain.convert("model", "to", too="nxd"), "did you mean to?"),  # type: ignore[call-arg]
+    "a key": (lambda: smtrain.load_config("run.yaml", train={"learning_rate": 1}), "did you mean train.lr?"),
+    "a section": (lambda: smtrain.load_config("run.yaml", trian={"lr": 1}), "did you mean train?"),
+    "a key of a section": (lambda: Train(leraning_rate=1), "did you mean lr?"),  # type: ignore[call-arg]
+    "a file": (lambda: smtrain.load_config("run.yml"), "did you mean run.yaml?"),
+    "a model": (lambda: smtrain.plan("run.yaml", model="lama-3-8b"), "did you mean llama-3-8b?"),
+    "a machine": (lambda: smtrain.plan("run.yaml", machines=[("p5.48xlarge", 1)]), "did you mean ml.p5.48xlarge?"),
+    "an address": (
+        lambda: smtrain.load_config("run.yaml", model={"path": "https://huggingface.co/org/name"}),
+        "hf://org/name",
+    ),
+    "a model to talk to": (lambda: smtrain.chat("hf://org/name"), "hf download org/name"),
+    "a run": (lambda: smtrain.report("nope"), "smtrain list"),
+    "a job": (lambda: smtrain.Job("nope").describe(), "smtrain list"),
+    "a training": (lambda: smtrain.compare("nope", "nope2"), "smtrain list"),
+}
+
+
+@pytest.mark.parametrize("what", NEAREST)
+def test_the_python_api_names_the_nearest_right_thing(what: str, folder: Path) -> None:
+    call, said = NEAREST[what]
+    with pytest.raises(SmtrainError) as refused:
+        call()
+    assert said in str(refused.value)
 
 
 API: dict[str, Callable[[], object]] = {

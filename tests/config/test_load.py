@@ -79,8 +79,8 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
     [
         ({"parallel": {"tp": 3, "pp": 1}, "compute": {"processes_per_instance": 3}}, "8"),
         ({"parallel": {"tp": 1, "pp": 8}, "compute": {"processes_per_instance": 4}}, "layers"),
-        ({"parallel": {"tp": 2, "pp": 4}}, "tp x pp = 8 does not divide 2 x 2 = 4 processes"),
-        ({"parallel": {"tp": 2, "pp": 1, "dp": 1}}, "parallel.dp: tp x pp x dp = 2, but there are 2 x 2 = 4"),
+        ({"parallel": {"tp": 2, "pp": 4}}, "processes, 2 machines x 2 processes = 4 in all"),
+        ({"parallel": {"tp": 2, "pp": 1, "dp": 1}}, "but the processes are 2 machines x 2 processes = 4"),
         ({"parallel": {"sequence_parallel": True}, "train": {"seq_len": 33}}, "train.seq_len: 33 cannot be cut"),
         ({"compute": {"spot": True, "max_wait": 60}}, "compute.max_wait: 60 s is shorter"),
         ({"train": {"warmup_steps": 9}}, "train.warmup_steps: 9 is more than train.steps = 4"),
@@ -136,7 +136,7 @@ def test_a_model_folder_that_lacks_what_a_stage_needs_is_refused(
     ("text", "sentence"),
     [
         ("name=my run", "name: got 'my run'; use letters, digits and single hyphens, at most 36 in all"),
-        ("output.s3_uri=bucket/x", "output.s3_uri: got 'bucket/x'; give an s3://bucket/prefix URI"),
+        ("output.s3_uri=bucket/x", "output.s3_uri: got 'bucket/x'; did you mean s3://bucket/x?"),
         ("compute.instance_type=Trn1", "compute.instance_type: got 'Trn1'; give a SageMaker instance type"),
     ],
 )

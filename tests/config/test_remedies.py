@@ -343,13 +343,13 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
     ),
     "not UTF-8": (
         content(f"{SENTENCES} caf\xe9\n".encode("latin-1") * 400, "a.txt"),
-        "set --encoding to what it is in",
-        lambda d, _: d.words.__setitem__("--encoding", "latin-1"),
+        "set --encoding to iso-8859-1, or convert it",
+        option("--encoding", r"set --encoding to (\S+),"),
     ),
     "lines not UTF-8": (
         content(json.dumps({"text": f"{SENTENCES} caf\xe9"}, ensure_ascii=False).encode("latin-1") + b"\n"),
-        "set --encoding to what it is in",
-        lambda d, _: d.words.__setitem__("--encoding", "latin-1"),
+        "set --encoding to iso-8859-1, or convert it",
+        option("--encoding", r"set --encoding to (\S+),"),
     ),
     "broken line": (
         lambda d: d.file.write_text(d.file.read_text() + "{broken\n"),
@@ -365,7 +365,7 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
         option("--validation-fraction", r"such as (\S+)"),
     ),
     "unknown filter": (given("--filter", "gophers"), "--filter", option("--filter", r"(c4)")),
-    "unknown objective": (given("--objective", "dpo"), "--objective dpo", option("--objective", r"must be (pretrain)")),
+    "unknown objective": (given("--objective", "dpo"), "got 'dpo'", option("--objective", r"known: (pretrain)")),
     "no tokenizer": (
         lambda d: setattr(d, "model", d.folder),
         "tokenizer",

@@ -111,7 +111,7 @@ def test_files_that_are_no_config(raw: dict[str, Any], tmp_path: Path) -> None:
     assert "alias to itself" in faults_of(b"a: &a [*a]\n")
     assert "is not a text file" in faults_of(b"\xff\xfe\x00\x80")
     assert "must hold keys" in faults_of(b"- 1\n")
-    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\)"):
+    with pytest.raises(ConfigError, match=r"cannot be read \(it is a folder\)"):
         load_config(tmp_path)
 
 

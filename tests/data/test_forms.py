@@ -267,7 +267,8 @@ def test_text_in_other_encodings(tmp_path: Path, encoding: str) -> None:
 def test_what_is_in_no_known_encoding_is_refused_with_its_byte(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one caf\xe9")
     assert [b.reason for b in read(tmp_path / "a.txt")[1]] == [
-        "not UTF-8 at byte 7; set data.encoding to what it is in"
+        "not UTF-8 at byte 7; it looks like ISO-8859-1: set data.encoding to iso-8859-1, or convert it, "
+        "`iconv -f ISO-8859-1 -t UTF-8 a.txt > NEW`"
     ]
     (tmp_path / "b.txt").write_bytes("日本".encode("utf-16") + b"\x00\xd8\x41\x00")
     with pytest.raises(DataError, match="not utf-16 at byte 6"):

@@ -138,10 +138,10 @@ def test_which_files_are_found(tmp_path: Path) -> None:
 def test_a_text_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("naïve\n".encode())
     (tmp_path / "b.txt").write_bytes(b"one\ntwo\n\xe9\n")
-    assert read(tmp_path) == (
-        ["naïve\n"],
-        [BadLine("b.txt", 3, "not UTF-8 at byte 8; set data.encoding to what it is in")],
-    )
+    texts, (bad,) = read(tmp_path)
+    assert texts == ["naïve\n"]
+    assert (bad.file, bad.line) == ("b.txt", 3)
+    assert bad.reason.startswith("not UTF-8 at byte 8; it looks like ISO-8859-1: set data.encoding to iso-8859-1")
 
 
 @given(st.lists(TEXT.filter(lambda t: "<>" not in t and t), max_size=8), st.integers(1, 40))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from smtrain.config.textfiles import encoding_remedy
 from smtrain.data.fields import TextOf
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
@@ -46,7 +47,9 @@ def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
         try:
             text, at = text[at:] + utf8.decode(read, final=not read), 0
         except UnicodeDecodeError as error:
-            raise DataError(f"{file.path} is not UTF-8 near byte {before + error.start:,}; convert it.") from None
+            raise DataError(
+                f"{file.path} is not UTF-8 near byte {before + error.start:,}; {encoding_remedy(read, file.path)}."
+            ) from None
         return more
 
     while True:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from smtrain.config.textfiles import encoding_remedy
 from smtrain.data.fields import TextOf
 from smtrain.data.reading import BadLine
 from smtrain.data.sources import SourceFile
@@ -47,7 +48,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file.path} is not UTF-8 after line {rows.line_num} (byte 0x{error.object[error.start]:02x}); "
-            "set data.encoding to what it is in."
+            f"{encoding_remedy(error.object, file.path)}."
         ) from None
 
 

@@ -1,0 +1,126 @@
+"""Sentences for a command line that a command does not take: the word, and the nearest one that it does take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from smtrain.facts import table
+from smtrain.near import hint, nearest
+
+_KEY = re.compile(r"[a-z_]+(\.\w+)+")
+_CONFIG_OPTIONS = {"--config", "--file", "--yaml", "--config-file", "-c"}
+_NUMBERS = re.compile(r"unable to parse|is not a valid (int|float|integer)")
+
+
+def unknown_command(argv: list[str], commands: Iterable[str]) -> str:
+    """Say that a first word is no command, with the command that was meant."""
+    word, names = argv[0], table("word_names")["commands"]
+    if word.lower().endswith((".yaml", ".yml")):
+        return f"no command {word!r}; did you mean `smtrain run {word}`?"
+    meant = nearest(word, commands, cutoff=1) or nearest(word, names, names, cutoff=1)
+    meant = meant or nearest(word, commands, cutoff=0.75) or nearest(word, names, names, cutoff=0.75)
+    meant = meant or nearest(word, commands)
+    told = f"did you mean `smtrain {meant}`?" if meant else "`smtrain --help` lists the commands"
+    return f"no command {word!r}; {told}"
+
+
+def sentence_of(error: Any, name: str, argv: list[str]) -> str:
+    """What is wrong with a command's words, from the error of the parser.
+
+    Args:
+        error: The parser's own exception, which has `format_message`.
+        name: The command as it was called, `smtrain data`.
+        argv: The words after it.
+    """
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", None) or name
+    text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
+    text = text.replace(": Input should", ": it should").replace("argument(s)", "argument") or "a subcommand is missing"
+    told = _better(error, context, path, text, argv) or text
+    return f"{path}: {told[0].lower()}{told[1:]}; `{path} --help` shows what it takes"
+
+
+def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> str | None:
+    """The parser's sentence with the word that was meant; None if there is nothing to add."""
+    if (option := getattr(error, "option_name", None)) and type(error).__name__ == "NoSuchOption":
+        return f"no such option: {option}{_option_meant(str(option), context, path, argv)}"
+    if found := re.fullmatch(r"No such command '(.*?)'\.?.*", text):
+        known = context.command.list_commands(context)
+        return f"no such command '{found[1]}'{_subcommand_meant(found[1], known, path)}"
+    if found := re.match(r"(.*): '([^']*)' is not one of (.*)", text):
+        choices = re.findall(r"'([^']*)'", found[3])
+        return f"{found[1]}: got {found[2]!r}; {hint(found[2], choices, table('word_names')['values'])}"
+    if found := re.match(r"Got unexpected extra argument \((.*)\)", text):
+        return text + _extra_meant(found[1], context, argv)
+    if (found := re.match(r"(Invalid value for '(-[\w-]+)'.*?): ", text)) and _NUMBERS.search(text):
+        return f"{found[1]}: got {_given(found[2], argv)!r}; a number is needed"
+    return None
+
+
+def _option_meant(option: str, context: Any, path: str, argv: list[str]) -> str:
+    params = context.command.get_params(context) if context else []
+    options = [one for param in params for one in (*param.opts, *param.secondary_opts) if one.startswith("-")]
+    arguments = [param for param in params if not param.opts[0].startswith("-")]
+    named = {str(param.metavar or param.name).strip("[].").upper() for param in arguments}
+    word = option.lstrip("-").partition("=")[0]
+    wanted = "CONFIG" if option in _CONFIG_OPTIONS else word.upper()
+    if wanted in named:
+        return f"; {wanted} is given without an option, `{path} {wanted}`"
+    near = nearest(option, [one for one in options if len(one) > 2], cutoff=0.75)
+    if near is None and "--set" in options and (key := _key_meant(word)):
+        return f"; a key of the config is set with --set {key}={_given(option, argv) or 'VALUE'}"
+    near = near or _holding(word, options) or nearest(option, [one for one in options if one != "--help"])
+    return f"; did you mean {near}?" if near else ""
+
+
+def _holding(word: str, options: list[str]) -> str | None:
+    """The only option whose words hold all of these, `--max-new-tokens` for max-tokens."""
+    wanted = set(re.split("[-_]", word.lower()))
+    found = [one for one in options if wanted <= set(one.strip("-").split("-"))]
+    return found[0] if len(found) == 1 else None
+
+
+def _key_meant(word: str) -> str | None:
+    """The key of a config that an option was taken for: `train.lr`, `lr`, `learning-rate`."""
+    from smtrain.config import JobConfig
+    from smtrain.config.sentences import every_key, key_meant
+
+    key = word.replace("-", "_")
+    return key if key in every_key(JobConfig) else key_meant(JobConfig, key, close=False)
+
+
+def _subcommand_meant(word: str, known: list[str], path: str) -> str:
+    group = path.partition(" ")[2]
+    names = table("word_names")["commands"]
+    others = {name.rpartition(" ")[2]: words for name, words in names.items()}
+    near = nearest(word, known, others)
+    if near:
+        return f"; did you mean `{path} {near}`?"
+    return f"; known: {', '.join(f'`smtrain {group} {one}`' for one in known)}"
+
+
+def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
+    """The --set that an extra word was meant for: `train.lr=1e-4`, or the value behind `--set train.lr`."""
+    options = [one for param in context.command.get_params(context) for one in param.opts] if context else []
+    first = extra.split()[0] if extra.split() else ""
+    if "--set" not in options or not first:
+        return ""
+    key, equals, _ = first.partition("=")
+    if equals and _KEY.fullmatch(key):
+        return f"; did you mean --set {first}?"
+    at = argv.index(first) if first in argv else 0
+    if at >= 2 and argv[at - 2] == "--set" and _KEY.fullmatch(argv[at - 1]):
+        return f"; did you mean --set {argv[at - 1]}={first}?"
+    return ""
+
+
+def _given(option: str, argv: list[str]) -> str:
+    """The value that was typed for an option; empty if there is none."""
+    for at, word in enumerate(argv):
+        if word == option and at + 1 < len(argv):
+            return argv[at + 1]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return ""
