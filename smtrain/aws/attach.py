@@ -45,8 +45,9 @@ def _refuse_unknown(name: str) -> None:
             return
     except ConfigError:
         pass
+    unknown = f"{name}: no run or job of this name is known on this machine; " if name else ""
     raise JobError(
-        f"{name}: no run or job of this name is known on this machine; jobs here need smtrain's extra local "
+        f"{unknown}jobs here need smtrain's extra local "
         f"(`{install('local', 'moto')}`), and jobs on AWS need credentials and a region (`aws configure`, or "
         "AWS_PROFILE and AWS_REGION)"
     )

@@ -61,6 +61,7 @@ def evaluate(
     from smtrain.evaluation import api
     from smtrain.evaluation.asked import Asked
     from smtrain.evaluation.harness import refuse_unheard, refuse_unreachable
+    from smtrain.place.choose import place_of
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -79,6 +80,9 @@ def evaluate(
     refuse_unheard(asked)
     models = [given for given in (model, base) if given is not None]
     here = {given: _found(given, target) for given in models if Path(given).is_dir() or not_here(given)}
+    for given in models:
+        if given not in here and "/" not in given:
+            place_of(given, options.name_of(target))  # refused if no place can be asked
     refuse_unreachable(asked)  # before anything far is asked for, or fetched for nothing
     folder, *bases = ((here.get(given) or _found(given, target)).fetch(told) for given in models)
     under = bases[0] if bases else None

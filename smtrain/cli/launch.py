@@ -88,4 +88,18 @@ def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetNam
     if upload:
         for plan in plans:
             uploads.upload(chain, plan, partial(say, error=True))
+    for warning in _limit_warnings(config) if "train" in stages and chain.target.name == "aws" else ():
+        say(f"warning: {warning}", error=True)
     say(chain.target.preview([plan.request for plan in plans]), whole=True)
+
+
+def _limit_warnings(config: JobConfig) -> list[str]:
+    """What a plan warns of about limits of time: the job's, and the one after a stop; nothing if there is no plan."""
+    from smtrain.errors import ConfigError
+    from smtrain.planner.api import plan
+
+    try:
+        found = plan(config, target="aws").warnings
+    except ConfigError:
+        return []
+    return [text for text in found if text.startswith(("compute.max_run:", "a step of "))]

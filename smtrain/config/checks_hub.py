@@ -8,9 +8,34 @@ from collections.abc import Iterator
 from smtrain.config.checks_data import Fault
 from smtrain.config.schema import JobConfig
 from smtrain.contract.uris import HUBS
+from smtrain.facts.models import is_gated
 
 HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of the Hugging Face hub or of ModelScope: which of them, its id, and a revision."""
+
+
+def gated_faults(config: JobConfig) -> Iterator[Fault]:
+    """A model or data of the hub that is known to be gated, without a token. A mirror (HF_ENDPOINT) may ask for none.
+
+    Loading does not ask this: a plan needs no token.
+    """
+    if config.model.token or config.compute.environment.get("HF_ENDPOINT"):
+        return
+    named = "a token kept in Secrets Manager or SSM must be named in model.token (docs/secrets.md)"
+    if is_gated(path := config.model.path):
+        name = HUB.fullmatch(path)
+        copy = f"`hf download {name[2]} --local-dir FOLDER` with a token of yours" if name else "a download"
+        yield (
+            {"model.path", "model.token"},
+            f"model.token: is missing, and {path} is gated: accept its licence on the hub, then {named}; or copy the "
+            f"model here, {copy}, and give that folder",
+        )
+    for source in config.data.all_sources:
+        if config.data.prepared is None and is_gated(source.path, data=True):
+            yield (
+                {"data.path", "model.token"},
+                f"model.token: is missing, and {source.path} is gated: accept its licence on the hub, then {named}",
+            )
 
 
 def hub_faults(config: JobConfig) -> Iterator[Fault]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatchcase
+
 from smtrain.facts import table
 
 
@@ -14,3 +17,11 @@ def positions(uri: str) -> int | None:
             found: int | None = row.get("positions")
             return found
     return None
+
+
+def is_gated(uri: str, *, data: bool = False) -> bool:
+    """True for a model of the Hugging Face hub, or a data set, that is known to be given only to a token."""
+    if not uri.startswith("hf://"):
+        return False
+    name = re.split("[@#:]", uri.removeprefix("hf://"), maxsplit=1)[0].lower()
+    return any(fnmatchcase(name, pattern) for pattern in table("gated")["data" if data else "models"])

@@ -18,6 +18,7 @@ from smtrain.aws.target import Target
 from smtrain.aws.uploads import send
 from smtrain.config import JobConfig
 from smtrain.config.checks import shape_faults
+from smtrain.config.checks_hub import gated_faults
 from smtrain.config.local_data import local_data_faults
 from smtrain.config.training import Train
 from smtrain.config.units import spell_bytes
@@ -86,7 +87,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
     model_path = _materialised(config.model.path)
     described = _described(model_path) if isinstance(model_path, Path) else None
     found = [] if described is None else [text for _, text in shape_faults(config, described)]
-    if found := [*found, *(text for _, text in local_data_faults(config, described))]:
+    if found := [*found, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
         raise ConfigError(found)
     resolved = config.model_copy(
         update={

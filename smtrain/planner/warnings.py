@@ -12,6 +12,8 @@ from smtrain.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.planner.memory import host_memory
 
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
+THIN = 0.1
+"""The least share of a limit that should be left: a plan is not more exact than that."""
 
 
 def run_warnings(
@@ -32,6 +34,11 @@ def run_warnings(
             f"compute.max_run: {spell(limit)} is shorter than the run's {spell(wall)}; it would stop and have to be "
             "started again"
         )
+    elif wall > (1 - THIN) * limit and config.target != "slurm":
+        out.append(
+            f"compute.max_run: {spell(limit)} leaves {1 - wall / limit:.0%} more than the run's {spell(wall)}, and a "
+            "plan is not so exact; raise it"
+        )
     if spent.attempts > 1 and wall > 2 * config.train.steps * step_s * lost.stretch:
         out.append("cluster.time: more than half of every attempt goes into starting it; take a longer one")
     if (told := slow_stop(step_s, lost.save_s)) is not None:
@@ -47,9 +54,16 @@ def run_warnings(
 
 
 def slow_stop(step_s: float, save_s: float) -> str | None:
-    """What is wrong where a stop comes too late: the running step ends before its weights are saved."""
-    if step_s + save_s <= GRACE_SECONDS:
+    """Say that a stop may come too late, as the running step and its save hardly fit; None if they do."""
+    left = 1 - (step_s + save_s) / GRACE_SECONDS
+    if left >= THIN:
         return None
+    if left >= 0:
+        return (
+            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {left:.0%} of the {GRACE_SECONDS} s that "
+            "are given after a stop or an interruption: if they take longer than planned, what was trained since the "
+            "last checkpoint is lost"
+        )
     return (
         f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {GRACE_SECONDS} s that are given "
         "after a stop or an interruption: what was trained since the last checkpoint is lost then"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.config.units import spell
 from smtrain.errors import ConfigError
-from smtrain.planner.warnings import GRACE_SECONDS, slow_stop
+from smtrain.planner.warnings import GRACE_SECONDS, THIN, slow_stop
 from smtrain.preflight.context import Context, Unplanned, Unread
 from smtrain.preflight.findings import Finding
 
@@ -70,6 +70,11 @@ def time(context: Context) -> Iterator[Finding]:
             "time", "warning", f"the run is expected to take {spell(plan.hours * HOUR)}, longer than "
             f"compute.max_run of {spell(limit)}",
             "raise compute.max_run, or launch the same config again when it has stopped: it goes on where it was",
+        )  # fmt: skip
+    elif plan.hours * HOUR > (1 - THIN) * limit:
+        yield Finding(
+            "time", "warning", f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, which leaves "
+            f"{1 - plan.hours * HOUR / limit:.0%}; a plan is not so exact", "raise compute.max_run",
         )  # fmt: skip
     else:
         yield Finding(

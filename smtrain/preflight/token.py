@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from smtrain.config.checks_hub import gated_faults
 from smtrain.preflight.context import Absent, Context
 from smtrain.preflight.findings import Finding
 
@@ -11,7 +12,12 @@ from smtrain.preflight.findings import Finding
 def token(context: Context) -> Iterator[Finding]:
     """`model.token` where the fetch stage will look for it."""
     named = context.config.model.token
-    if named is None or not {"fetch", "prepare"} & set(context.stages):
+    if not {"fetch", "prepare"} & set(context.stages):
+        return
+    for _, fault in gated_faults(context.config):
+        text, _, remedy = fault.partition(": accept")
+        yield Finding("token", "fault", text, f"accept{remedy}")
+    if named is None:
         return
     name = str(named.secret or named.ssm)
     region = context.chain.target.region_name()

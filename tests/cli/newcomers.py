@@ -235,6 +235,7 @@ ADDRESSES: list[Row] = [
     ("set data.path='text/*.parquet'", 2, "no file matches"),
     ("set data.path=an-empty-folder", 2, "it is empty"),
     ("set model.path=an-empty-folder", 2, "holds no config.json"),
+    ("set model.path=hf://meta-llama/Llama-3.2-1B", 2, "model.token: is missing | is gated"),
     ("set model.path=org/name", 2, "hf://org/name"),
     ("set output.s3_uri=bucket/x", 2, "s3://bucket/"),
     ("set output.s3_uri=https://bucket.s3.amazonaws.com/x", 2, "s3://bucket/x"),

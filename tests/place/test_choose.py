@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from smtrain.aws.target import Target
 from smtrain.config.cluster import Cluster
-from smtrain.errors import ConfigError
+from smtrain.errors import ConfigError, JobError
 from smtrain.place.choose import named, place_of, sagemaker
 from smtrain.slurm.known import remember
 from smtrain.slurm.place import SlurmPlace
+from tests.typed import typed
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def test_without_a_cluster_one_is_told_how_to_name_it() -> None:
 
 def test_a_wrong_word_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMTRAIN_TARGET", "slrum")
-    with pytest.raises(ConfigError, match=r"SMTRAIN_TARGET is 'slrum'; it must be local, aws or slurm"):
+    with pytest.raises(ConfigError, match=r"SMTRAIN_TARGET is 'slrum'; did you mean slurm\? known: local, aws, slurm"):
         place_of("a-train-00000001")
 
 
@@ -59,7 +61,10 @@ def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(monkeypatch: p
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     assert place_of("a-train-00000001")[1].name == "local"
     monkeypatch.setattr("smtrain.aws.attach.present", lambda package: package != "moto")
-    assert place_of("a-train-00000001")[1].name == "aws", "who has installed no control plane has jobs on AWS alone"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert place_of("a-train-00000001")[1].name == "aws"
 
 
 def test_what_is_sagemakers_alone_says_so() -> None:
@@ -67,3 +72,43 @@ def test_what_is_sagemakers_alone_says_so() -> None:
         sagemaker(SlurmPlace(Cluster(shared="/fsx/b")))
     target = Target("local")
     assert sagemaker(target) is target
+
+
+@pytest.fixture
+def nothing_to_ask(nothing_known: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither smtrain's extra local, nor credentials of AWS."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("smtrain.aws.attach.present", lambda module: module != "moto")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+BY_NAME = [
+    "chat nope", "generate nope --prompt x", "serve nope", "evaluate nope --tasks mmlu", "report nope",
+    "compare nope other", "tensorboard nope --out to", "status nope", "logs nope", "stop nope", "download nope to",
+    "push nope me/x", "deploy nope --instance ml.g6e.xlarge", "register nope --instance ml.g6e.xlarge",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", BY_NAME)
+def test_a_name_that_nothing_can_be_asked_about_is_told_what_is_needed(nothing_to_ask: None, call: str) -> None:
+    done = typed(*call.split())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("smtrain: nope: no run or job of this name is known on this machine; ")
+    assert "jobs here need smtrain's extra local (`pip install" in told
+    assert "jobs on AWS need credentials and a region" in told
+    assert "compute.region" not in told
+
+
+def test_credentials_without_a_region_are_not_enough(nothing_to_ask: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    with pytest.raises(JobError, match="jobs on AWS need credentials and a region"):
+        place_of("nope")
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert place_of("nope")[1].name == "aws"

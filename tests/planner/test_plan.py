@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import smtrain
@@ -16,6 +17,7 @@ from smtrain.cli.plan import app
 from smtrain.errors import ConfigError
 from smtrain.planner.cost import Prices, saving
 from smtrain.planner.machines import Machine, Work, named_shape
+from tests.typed import typed
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +114,35 @@ def test_a_run_that_its_limit_would_end_unsaved_is_warned_of() -> None:
     assert any("nothing would be kept" in w for w in smtrain.plan(given).warnings)
     given["train"]["save_interval"] = 20
     assert any("shorter than the run's" in w for w in smtrain.plan(given).warnings)
+
+
+def test_a_limit_that_leaves_three_percent_is_warned_of() -> None:
+    given = raw(save_interval=20)
+    hours = smtrain.plan(given).hours
+    assert hours is not None
+
+    def told(times: float) -> list[str]:
+        given["compute"]["max_run"] = int(hours * 3600 * times)
+        return [w for w in smtrain.plan(given).warnings if "compute.max_run" in w]
+
+    (thin,) = told(1.03)
+    assert "leaves 3% more than the run's" in thin
+    assert "raise it" in thin
+    assert not told(1.3)
+
+
+def test_a_dry_run_warns_of_it_too(tmp_path: Path) -> None:
+    given = raw(save_interval=20)
+    hours = smtrain.plan(given).hours
+    assert hours is not None
+    compute = {"role": "arn:aws:iam::111122223333:role/x", "region": "us-west-2", "max_run": int(hours * 3600 * 1.03)}
+    given |= {"target": "aws", "output": {"s3_uri": "s3://bucket/prefix"}}
+    given["compute"] |= compute
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(given))
+    done = typed("launch", str(tmp_path / "run.yaml"), "--stage", "train", "--dry-run")
+    assert done.returncode == 0
+    assert "warning: compute.max_run: " in done.stderr
+    assert json.loads(done.stdout)
 
 
 def test_spot_is_cheaper_only_if_saved_often() -> None:

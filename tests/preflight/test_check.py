@@ -518,6 +518,17 @@ def test_a_step_that_outlasts_the_time_given_after_a_stop_is_a_warning(aws: dict
     assert not report(aws, "stop").warnings
 
 
+def test_a_margin_that_is_thinner_than_a_plan_is_exact_is_a_warning(aws: dict[str, Any]) -> None:
+    given = with_(aws, "train", save_interval=1, steps=10**6)
+    hours = smtrain.plan(given).hours
+    assert hours is not None
+    close = report(with_(given, "compute", max_run=int(hours * 3600 * 1.03)), "time")
+    assert close.ok
+    assert "which leaves 3%; a plan is not so exact" in close.warnings[0].text
+    assert "raise compute.max_run" in close.warnings[0].remedy
+    assert not report(with_(given, "compute", max_run=int(hours * 3600 * 1.3)), "time").warnings
+
+
 ALONE = """
 import json, sys
 from smtrain.planner.resolve import load_config
