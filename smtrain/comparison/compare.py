@@ -91,8 +91,17 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """A sentence for each training but the first."""
-        return "\n".join(pair.verdict for pair in self.pairs)
+        """A sentence for each training but the first, and for each resume that changed a learning rate."""
+        return "\n".join([*(pair.verdict for pair in self.pairs), *self.changes])
+
+    @property
+    def changes(self) -> list[str]:
+        """A sentence for each resume that changed a learning rate."""
+        return [
+            f"{one.name} was resumed at step {step:,.0f} with another learning rate: {new} in place of {old}."
+            for one in self.series
+            for step, old, new in one.rate_changes
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: numbers of both, where they part, no curves."""
@@ -268,6 +277,7 @@ def _summary(one: Series) -> dict[str, Any]:
         "last_loss": _plain(last["loss"]),
         "tokens_per_s": _plain(one.tokens_per_s()),
         "tokens_per_dollar": _plain(one.tokens_per_dollar()),
+        "learning_rate_changes": [{"step": int(step), "from": old, "to": new} for step, old, new in one.rate_changes],
     }
 
 

@@ -60,6 +60,13 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
         below.plot(curve.x, [100 * d for d in curve.difference], color=colour, linewidth=1.2)
         if what == "loss" and pair.left_at is not None:
             above.axvline(pair.left_at, color=colour, linestyle=":", linewidth=1)
+    for number, one in enumerate(comparison.series):
+        places = dict(zip((record["step"] for record in one.records), one.along(comparison.by), strict=True))
+        for step, old, new in one.rate_changes:
+            above.axvline(
+                places.get(step, step), color=_COLOURS[number % len(_COLOURS)], linestyle="--", linewidth=1,
+                label=clean(f"{one.name}: learning rate {old} to {new}") if what == "loss" else None,
+            )  # fmt: skip
     above.set_ylabel(label)
     below.set_ylabel("difference, %")
     below.axhline(0, color="#555555", linewidth=0.8)
@@ -83,6 +90,7 @@ def page(comparison: Comparison, *, whole: bool = True) -> str:
     )
     body = (
         "".join(f"<p><b>{escape(clean(pair.verdict))}</b></p>" for pair in comparison.pairs)
+        + "".join(f"<p>{escape(clean(told))}</p>" for told in comparison.changes)
         + f"<div style='max-width:900px'>{svg}</div><table><tr>{head}</tr>{rows}</table>"
     )
     if not whole:

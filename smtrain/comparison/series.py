@@ -43,6 +43,8 @@ class Series:
     records: tuple[dict[str, float], ...]
     tokens_per_step: float | None = None
     dollars_per_hour: float | None = None
+    rate_changes: tuple[tuple[float, str, str], ...] = ()
+    """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
 
     def tokens_per_s(self) -> float | None:
         """The median over all steps; from step times where the log has no rates."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from smtrain.aws.attach import near_run
 from smtrain.aws.target import TargetName
 from smtrain.comparison.loglines import steps
 from smtrain.comparison.series import Series, series
+from smtrain.contract.requests import rate_changes
 from smtrain.errors import DataError, JobError
 from smtrain.extras import missing
 
@@ -141,14 +143,19 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
 
 def _of_attempts(attempts: list[Any], name: str) -> Series:
     """The steps of all attempts (newest first); a step done twice counts last."""
-    rows = [record for job in reversed(attempts) for record in job.records]
+    by_job = [(job, job.records) for job in reversed(attempts)]
+    rows = [record for _, records in by_job for record in records]
     told = attempts[0].describe()
     given = told.get("HyperParameters", {})
     try:
         tokens = float(given["global_batch_size"]) * float(given["seq_len"])
     except (KeyError, ValueError):
         tokens = None
-    return series(name, name, rows, tokens, _dollars_per_hour(told, attempts[0].target))
+    changes: list[tuple[float, str, str]] = []
+    if len(by_job) > 1:
+        changes = rate_changes((job.describe(), records[0]["step"] if records else None) for job, records in by_job)
+    found = series(name, name, rows, tokens, _dollars_per_hour(told, attempts[0].target))
+    return replace(found, rate_changes=tuple(changes))
 
 
 def _dollars_per_hour(told: dict[str, Any], target: Any) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from smtrain.machine import name_here
@@ -36,6 +36,23 @@ def machines_of(told: Mapping[str, Any]) -> str:
         return " + ".join(f"{count} x {kind}" for kind, count in groups_of(told))
     hosts = sum(count for _, count in groups_of(told))
     return name_here() if hosts == 1 else f"{hosts} hosts on {name_here()}"
+
+
+def rate_changes(attempts: Iterable[tuple[Mapping[str, Any], float | None]]) -> list[tuple[float, str, str]]:
+    """(first step, rate before, rate from there on) of every resume that changed the learning rate.
+
+    attempts: of each train job, oldest first, its description and the first step that it logged.
+    """
+    found: list[tuple[float, str, str]] = []
+    before: str | None = None
+    for told, first in attempts:
+        rate = told.get("HyperParameters", {}).get("lr")
+        if rate is None or first is None:
+            continue
+        if before is not None and rate != before and first > 1:
+            found.append((first, before, rate))
+        before = rate
+    return found
 
 
 def groups_of(told: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from smtrain.aws.calls import FULL
 from smtrain.aws.defaults import sagemaker_defaults, with_defaults
+from smtrain.aws.origins import note
 from smtrain.aws.s3 import listed
 from smtrain.aws.target import Target
 from smtrain.aws.uploads import send
@@ -47,6 +48,8 @@ class Upload:
     """Of each file that the prefix is named after (hex); empty where the files are bytes."""
     left_out: tuple[str, ...] = ()
     """Files beside a model that are no part of one."""
+    origin: str = ""
+    """The path or demo:// URI that a config names it by; empty for bytes."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
             return there
         with doing(f"reading {path}"):
             upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind))
+        upload = replace(upload, origin=path)
         uploads[upload.uri] = upload
         return upload.uri
 
@@ -144,6 +148,8 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
     """
     from botocore.exceptions import ClientError
 
+    if target.name == "local":
+        note({upload.uri: upload.origin for upload in uploads if upload.origin})
     for upload in uploads:
         bucket, _ = split_uri(upload.uri)
         try:

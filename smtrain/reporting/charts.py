@@ -7,21 +7,25 @@ from html import escape
 from math import floor, isfinite, log10
 
 Points = Sequence[tuple[float, float]]
+Marks = Sequence[tuple[float, str]]
 WIDTH, HEIGHT = 420, 190  # of the drawing; the page scales it
 _LEFT, _TOP, _RIGHT, _BOTTOM = 52, 10, WIDTH - 10, HEIGHT - 26
 _MOST = 400  # points drawn of a curve
 
 
-def chart(title: str, line: Points, dots: Points = (), *, dots_are: str = "", log: bool = False) -> str:
+def chart(
+    title: str, line: Points, dots: Points = (), *, dots_are: str = "", log: bool = False, marks: Marks = ()
+) -> str:
     """A line and dots over steps, as a figure with its title; empty where there are not two points of the line.
 
-    `log` draws the logarithm of values that are all above 0. Values that are no finite number are left out.
+    `marks` are steps with a text each, drawn as vertical lines. `log` draws the logarithm of values that are all
+    above 0. Values that are no finite number are left out.
     """
     drawn = _thinned([(x, y) for x, y in line if isfinite(y)])
-    marks = _thinned([(x, y) for x, y in dots if isfinite(y)])
+    points = _thinned([(x, y) for x, y in dots if isfinite(y)])
     if len(drawn) < 2:
         return ""
-    every = [*drawn, *marks]
+    every = [*drawn, *points]
     log = log and all(y > 0 for _, y in every)
 
     def scaled(y: float) -> float:
@@ -44,10 +48,14 @@ def chart(title: str, line: Points, dots: Points = (), *, dots_are: str = "", lo
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in drawn))
     circles = "".join(
         f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="3"><title>step {x:.0f}: {y:.4g}</title></circle>'
-        for (x, y) in marks
+        for (x, y) in points
         for cx, cy in [at(x, y)]
     )
-    legend = f' <span class="dot">&#9679;</span> {escape(dots_are)}' if marks else ""
+    legend = f' <span class="dot">&#9679;</span> {escape(dots_are)}' if points else ""
+    for x, text in marks:
+        if x0 <= x <= x1:
+            across = _LEFT + (x - x0) / (x1 - x0) * (_RIGHT - _LEFT)
+            grid += f'<path class="mark" d="M{across:.1f},{_TOP}V{_BOTTOM}"><title>{escape(text)}</title></path>'
     return (
         f"<figure><figcaption>{escape(title)}{legend}</figcaption>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by step">{grid}'

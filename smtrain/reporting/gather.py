@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.aws.attach import near_run, place_of
+from smtrain.aws.origins import known
 from smtrain.aws.target import Target, TargetName
 from smtrain.commit import commit_of
 from smtrain.config import STAGES
@@ -22,7 +23,7 @@ from smtrain.contract.log_lines import (
     step_record,
     step_records,
 )
-from smtrain.contract.requests import stage_of
+from smtrain.contract.requests import rate_changes, stage_of
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.money import Spent, cost_of
@@ -81,6 +82,8 @@ class RunAccount:
     """By host, what of its machine it used in the newest train job, minute by minute."""
     commit: str | None = None
     """The git commit of the folder that the newest train job was started from, if its tags say."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Of a local run: original path -> the digest of its files' names and contents (sha256, 16 digits)."""
 
     def of(self, stage: str) -> list[JobAccount]:
         return [job for job in self.jobs if job.stage == stage]
@@ -95,6 +98,12 @@ class RunAccount:
     def records(self) -> list[dict[str, float]]:
         """Every step's numbers over all attempts; a step done twice counts last."""
         return step_records([line for job in self.of("train") for line in job.steps])
+
+    @property
+    def rate_changes(self) -> list[tuple[float, str, str]]:
+        """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
+        firsts = [(job.told, step_record(job.steps[0].text) if job.steps else None) for job in self.of("train")]
+        return rate_changes((told, first["step"] if first else None) for told, first in firsts)
 
 
 def gather(name: str, target: TargetName | None = None) -> RunAccount:
@@ -111,17 +120,19 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
         raise JobError(f"{name!r}: there is no run of this name {where}; {near}`smtrain list` lists the existing ones")
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     found = RunAccount(run, place, jobs)
+    config, inputs = _original(_config(found), place)
     return RunAccount(
         run,
         place,
         jobs,
-        _config(found),
+        config,
         _evaluation(found),
         _texts(found),
         _line(found, SOFTWARE),
         _line(found, PROFILE),
         _machines(found),
         _commit(found),
+        inputs,
     )
 
 
@@ -166,6 +177,29 @@ def _config(run: RunAccount) -> dict[str, Any]:
         whole["model"]["path"] = _told(run.target, fetched).get("model", {}).get("path", whole["model"]["path"])
     kept: dict[str, Any] = _without_nothing(whole)
     return kept
+
+
+def _original(config: dict[str, Any], place: Target) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config of a local run with the paths that its inputs were uploaded from, and their digests by path: the S3 of
+    this machine is known to no other. Of another target as it is."""
+    if place.name != "local":
+        return config, {}
+    origins, digests = known(), {}
+
+    def original(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: original(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [original(item) for item in value]
+        if isinstance(value, str) and (path := origins.get(value)):
+            digests[path] = value.rstrip("/").rpartition("/")[2]
+            return path
+        return value
+
+    found = original(config)
+    if found.get("output") == {"s3_uri": place.base(None)}:
+        del found["output"]
+    return found, digests
 
 
 def _told(target: Target, job: JobAccount) -> dict[str, Any]:

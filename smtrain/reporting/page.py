@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from smtrain import __version__
+from smtrain.aws.local_hosts import read
 from smtrain.config.secrets import hide
 from smtrain.config.units import spell
 from smtrain.evaluation.report import sentences
@@ -18,6 +19,7 @@ from smtrain.follow.failure import NO_FAILURE
 from smtrain.follow.machines import NAMES, written
 from smtrain.reporting.charts import chart
 from smtrain.reporting.gather import JobAccount, RunAccount
+from smtrain.reporting.installed import commands
 from smtrain.reporting.waste import portions
 from smtrain.text import clean
 
@@ -41,6 +43,7 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1rem}
 figure{margin:0}svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
 svg .grid{stroke:var(--edge);fill:none}svg .axis{stroke:var(--dim);fill:none}
+svg .mark{stroke:var(--warn);stroke-dasharray:4 3;fill:none}
 svg polyline{stroke:var(--line);fill:none;stroke-width:1.6}svg circle{fill:var(--dot)}.dot{color:var(--dot)}
 pre{background:var(--soft);border:1px solid var(--edge);border-radius:4px;padding:.7em;overflow-x:auto;
 font-size:.85rem;white-space:pre-wrap}
@@ -122,13 +125,15 @@ def _curves(run: RunAccount) -> str:
     def of(key: str) -> list[tuple[float, float]]:
         return [(r["step"], r[key]) for r in records if key in r]
 
+    marks = [(step, f"learning rate {old} to {new} from step {step:.0f}") for step, old, new in run.rate_changes]
     drawn = [
-        chart("loss, nats per token", of("loss"), of("val_loss"), dots_are="on held-out text"),
-        chart("gradient norm", of("grad_norm"), log=True),
-        chart("learning rate", of("lr")),
-        chart("tokens per second", of("tokens_per_s")),
+        chart("loss, nats per token", of("loss"), of("val_loss"), dots_are="on held-out text", marks=marks),
+        chart("gradient norm", of("grad_norm"), log=True, marks=marks),
+        chart("learning rate", of("lr"), marks=marks),
+        chart("tokens per second", of("tokens_per_s"), marks=marks),
     ]
-    return f'<div class="charts">{"".join(drawn)}</div>' if any(drawn) else ""
+    told = "".join(f"<p>A resume changed the {_text(text)} (dashed line).</p>" for _, text in marks)
+    return f'{told}<div class="charts">{"".join(drawn)}</div>' if any(drawn) else ""
 
 
 def _parts(run: RunAccount) -> str:
@@ -228,7 +233,11 @@ def _cost(run: RunAccount) -> str:
 def _environment(run: RunAccount) -> str:
     job = run.last("train") or run.jobs[-1]
     told = job.told
-    rows = [["image", _text(told["AlgorithmSpecification"]["TrainingImage"])], ["machines", _text(job.cost.machines)]]
+    rows = [["machines", _text(job.cost.machines)]]
+    if _in_container(run, job):
+        rows.insert(0, ["image", _text(told["AlgorithmSpecification"]["TrainingImage"])])
+    else:
+        rows.insert(0, ["ran", "as processes, in no container"])
     if run.commit:
         rows.append(["git commit", _text(run.commit)])
     if run.software:
@@ -237,21 +246,39 @@ def _environment(run: RunAccount) -> str:
     if any(shown.values()):
         rows.append(["mesh", _text(", ".join(f"{key} {value}" for key, value in shown.items() if value))])
     variables = {k: v for k, v in told.get("Environment", {}).items() if not k.startswith("SMTRAIN_")}
-    rows += [[_text(key), _text(value)] for key, value in sorted(variables.items())]
+    own = f"s3://{run.target.default_bucket()}/" if run.target.name == "local" else "\0"
+    # A place in the S3 of this machine says nothing to a reader elsewhere.
+    rows += [[_text(key), _text(value)] for key, value in sorted(variables.items()) if not value.startswith(own)]
     for channel in told.get("InputDataConfig", []):
         uri = channel["DataSource"].get("S3DataSource", {}).get("S3Uri", "a file system")
-        rows.append([f"input {_text(channel['ChannelName'])}", _text(uri)])
+        if run.target.name != "local":
+            rows.append([f"input {_text(channel['ChannelName'])}", _text(uri)])
+    rows += [[f"input {_text(path)}", f"sha256 {_text(digest)}..."] for path, digest in run.inputs.items()]
     return _table(["", ""], rows)
+
+
+def _in_container(run: RunAccount, job: JobAccount) -> bool:
+    """True if the job's image ran: not so for local jobs in the sandbox, nor on a Slurm cluster."""
+    if run.target.name == "aws":
+        return True
+    return run.target.name == "local" and read(run.target.tags(job.told)).run_in in ("docker", "auto")
 
 
 def _again(run: RunAccount) -> str:
     aws = run.target.name == "aws"
     role = " Set compute.role to a role of your account." if aws else ""
+    inputs = (
+        "<p>Its inputs are named by their paths on the machine that ran it; the digests (sha256 of the files' names "
+        "and contents, 16 digits) are under Environment.</p>"
+        if run.inputs
+        else ""
+    )
+    commit = f"# the config's folder was at git commit {run.commit}" if run.commit else ""
+    lines = [*filter(None, [commit]), *commands(), "smtrain check run.yaml", "smtrain run run.yaml"]
     return (
         f"<p>Save this as run.yaml.{role} The same command finds the stages that are done, as long as their jobs are "
         "known; give the run another name to start over.</p>"
-        f"<pre>{_text(config_text(run))}</pre>"
-        f"<pre>pip install smtrain=={_text(__version__)}\nsmtrain check run.yaml\nsmtrain run run.yaml</pre>"
+        f"{inputs}<pre>{_text(config_text(run))}</pre><pre>{_text(chr(10).join(lines))}</pre>"
     )
 
 

@@ -202,7 +202,15 @@ def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> No
     )
     found = {name: _version(name) for name in ("torch", "transformers", "neuronx_distributed", "torch_xla")}
     libraries = "".join(f", {name} {version}" for name, version in found.items() if version)
-    print(f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()}", flush=True)
+    print(f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()}, {_system()}", flush=True)
+
+
+def _system() -> str:
+    """The operating system that the process sees, by its own name."""
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):  # no Linux, or one without the file
+        return f"{platform.system()} {platform.release()}".strip()
 
 
 def _version(name: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import smtrain
+from smtrain.comparison import picture
+from smtrain.comparison.compare import Comparison
 from smtrain.comparison.loglines import steps
+from smtrain.comparison.series import series
 from smtrain.comparison.sources import read
 from smtrain.errors import ConfigError, DataError
 from tests.cli.test_cli import smtrain as command
@@ -72,6 +76,19 @@ def test_a_training_follows_itself_whatever_it_is_laid_over_by(losses: list[floa
     found = smtrain.compare(rows, rows, by=by, window=window, tolerance=1e-9, tokens_per_step=64)
     assert found.within
     assert found.pairs[0].loss.values == pytest.approx(found.pairs[0].loss.baseline)
+
+
+def test_a_resume_with_another_learning_rate_is_told_and_drawn(tmp_path: Path) -> None:
+    rows = [{"step": step, "loss": 8 - step / 50} for step in range(1, 101)]
+    whole = series("whole", "a list", rows)
+    resumed = replace(series("resumed", "a list", rows), rate_changes=((60.0, "0.0001", "5e-05"),))
+    found = Comparison("step", 20, 0.02, (whole, resumed), smtrain.compare(rows, rows).pairs)
+    told = "resumed was resumed at step 60 with another learning rate: 5e-05 in place of 0.0001."
+    assert told in found.verdict
+    assert told in picture.page(found)
+    assert found.to_dict()["compared"][0]["learning_rate_changes"] == [{"step": 60, "from": "0.0001", "to": "5e-05"}]
+    labels = [text.get_text() for text in found.plot().axes[0].get_legend().get_texts()]
+    assert "resumed: learning rate 0.0001 to 5e-05" in labels
 
 
 def test_a_loss_that_is_no_number_leaves() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
+import platform
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,9 +23,10 @@ from smtrain.job.stages import Chain
 from smtrain.model.card import front_matter
 from smtrain.reporting.charts import chart
 from smtrain.reporting.gather import gather
+from smtrain.reporting.installed import commands
 from smtrain.reporting.page import config_text, page
 from smtrain.train.profile import told as profile_line
-from tests.shared_run import COMMIT, SharedRun
+from tests.shared_run import COMMIT, CONFIG, SharedRun
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     fetches = Fetches()
     fetches.feed(text)
     assert fetches.found == []
-    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org)", text)
+    assert not re.search(r"url\(|@import|(?<!git\+)https?://(?!www\.w3\.org)", text)
     assert "default-src 'none'" in text
     for result in run.results:
         assert result.job.name in text
@@ -65,6 +68,46 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     assert re.search(r"<h2>What the machines used</h2>.*<td class=\"one\">algo-1</td><td class=\"n\">[0-9]+%", text)
     assert "Waiting for data, over all steps: " in text
     assert smtrain.report(run.job("export").name, file) == file, "a report is replaced by the next one"
+
+
+@pytest.mark.slow
+def test_the_page_says_what_ran_and_from_which_inputs(run: smtrain.Run) -> None:
+    told = gather("llama", "local")
+    text = page(told)
+    assert "s3://smtrain-local" not in text
+    assert "<td>image</td>" not in text
+    assert "<td>ran</td><td>as processes, in no container</td>" in text
+    assert f"Python {platform.python_version()}, " in text
+    given = smtrain.load_config(CONFIG)
+    assert told.config["data"]["path"] == given.data.path
+    assert told.config["model"]["path"] == given.model.path
+    assert set(told.inputs) >= {given.data.path, given.model.path}
+    for path, digest in told.inputs.items():
+        assert re.fullmatch(r"[0-9a-f]{16}", digest)
+        assert f"<td>input {path}</td><td>sha256 {digest}...</td>" in text
+    assert all(line in text for line in map(html.escape, commands()))
+    assert "smtrain run run.yaml" in text
+
+
+@pytest.mark.slow
+def test_a_resume_with_another_learning_rate_is_marked(run: smtrain.Run) -> None:
+    told = gather("llama", "local")
+    (train,) = told.of("train")
+    half = len(train.steps) // 2
+    first, second = train.steps[:half], train.steps[half:]
+    again = {**train.told, "HyperParameters": {**train.told["HyperParameters"], "lr": "5e-05"}}
+    jobs = (
+        dataclasses.replace(train, steps=first),
+        dataclasses.replace(train, told=again, steps=second, name="llama-train-00000000"),
+    )
+    resumed = dataclasses.replace(told, jobs=jobs)
+    old = train.told["HyperParameters"]["lr"]
+    ((step, before, after),) = resumed.rate_changes
+    assert (before, after) == (old, "5e-05")
+    text = page(resumed)
+    assert f"A resume changed the learning rate {old} to 5e-05 from step {step:.0f}" in text
+    assert f"<title>learning rate {old} to 5e-05 from step {step:.0f}</title>" in text
+    assert "A resume changed" not in page(told)
 
 
 @pytest.mark.slow
