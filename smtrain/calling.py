@@ -38,8 +38,8 @@ def misuse(function: Callable[..., Any], args: tuple[Any, ...], keywords: Mappin
         if key in annotations and not _fits(value, annotations[key]):
             shown = repr(value)
             shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-            near = nearest(value, _literals(annotations[key])) if isinstance(value, str) else None
-            meant = f"; did you mean {near}?" if near else ""
+            like = nearest(value, _literals(annotations[key])) if isinstance(value, str) else None
+            meant = f"; did you mean {like}?" if like else ""
             return f"{key}: got {shown}; {name}() takes {_words(annotations[key])}{meant}"
     return None
 

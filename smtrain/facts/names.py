@@ -14,7 +14,7 @@ def instance_meant(word: str) -> str | None:
     for one in (plain, f"ml.{plain}"):
         if one in known:
             return str(one)
-    chips = {str(row.get("chip", "")).lower(): kind for kind, row in rows.items()}
+    chips: dict[str, str] = {str(row.get("chip", "")).lower(): kind for kind, row in rows.items()}
     chips |= {"trainium": "ml.trn1.32xlarge", "trainium1": "ml.trn1.32xlarge", "trainium2": "ml.trn2.48xlarge"}
     if chip := next(
         (one for one in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", "")) if one in chips), ""
@@ -27,7 +27,7 @@ def region_meant(word: str) -> str | None:
     """The region that a word stands for: `us-west2`, `us-west-2a`, `uswest2`."""
     images = table("images")
     regions = {*images["accounts"], *images["default_regions"]}
-    squeezed = {name.replace("-", ""): name for name in sorted(regions)}
+    squeezed: dict[str, str] = {name.replace("-", ""): name for name in sorted(regions)}
     plain = word.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
     for one in (plain, plain[:-1]):
         if one in squeezed:

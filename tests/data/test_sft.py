@@ -333,4 +333,4 @@ def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
     assert "left out: 1 samples longer than seq_len + 1 tokens" in told.stdout
     assert "rows filled" in smtrain("data", "inspect", str(tmp_path / "fit")).stdout
     told = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "dpo")
-    assert told.stderr.startswith("smtrain: --objective dpo")
+    assert told.stderr.startswith("smtrain: --objective: got 'dpo'; known: pretrain, sft")
