@@ -31,7 +31,11 @@ def nearest(
     plain = _plain(word)
     if plain in spelled:
         return spelled[plain]
-    return next((spelled[one] for one in difflib.get_close_matches(plain, spelled, n=1, cutoff=cutoff)), None)
+    if near := difflib.get_close_matches(plain, spelled, n=1, cutoff=cutoff):
+        return spelled[near[0]]
+    begun = plain[: max(4, len(plain) - 2)]  # `gophers` for gopher-quality
+    loose = cutoff <= 0.6 and len(begun) >= 4
+    return next((spelled[one] for one in spelled if loose and one.startswith(begun)), None)
 
 
 def listed(known: Iterable[str]) -> str:
@@ -55,7 +59,8 @@ def near_path(path: str | Path) -> str:
         names = [entry.name for entry in asked.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:
         return ""
-    near = nearest(asked.name, names, cutoff=0.7)
+    stems = {Path(name).stem: name for name in names}
+    near = stems.get(asked.name) or nearest(asked.name, names, cutoff=0.7)
     return f"did you mean {asked.parent / near}? " if near else ""
 
 

@@ -14,6 +14,7 @@ from smtrain.aws.region import VARIABLES, region_of
 from smtrain.aws.silence import SILENCE
 from smtrain.edge import SPELLERS
 from smtrain.errors import JobError
+from smtrain.near import hint
 from smtrain.text import clean_values
 
 if TYPE_CHECKING:
@@ -114,12 +115,14 @@ def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:
 
 def spell(error: Exception) -> str | None:
     """One sentence for what AWS or the way to it refuses; None for anything else."""
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ProfileNotFound
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, NoCredentialsError):
         return "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
+    if isinstance(error, ProfileNotFound):
+        return _no_profile(error)
     if expired(error):
         return f"{EXPIRED}; {REFRESH}"
     if full := _full(error):
@@ -144,6 +147,15 @@ def _full(error: BaseException | None) -> str | None:
             return str(told["Error"]["Message"])
         error = error.__cause__ or error.__context__
     return None
+
+
+def _no_profile(error: Any) -> str:
+    import botocore.session
+
+    name = str(error.kwargs.get("profile", ""))
+    known = botocore.session.Session().available_profiles
+    remedy = hint(name, known) if known else "`aws configure` makes one"
+    return f"there is no AWS profile {name!r}; {remedy}; correct AWS_PROFILE, or unset it"
 
 
 def _trouble(error: Exception) -> str:

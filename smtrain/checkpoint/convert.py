@@ -149,8 +149,9 @@ def convert(
     if to in get_args(Kind):
         choices.append(("form", form, (None, *FORMS.get(to, ()))))
     choices += [("qkv", qkv, (*get_args(Qkv), None)), ("dtype", dtype, (*DTYPES, None))]
+    others = table("word_names")["values"]
     faults = [
-        f"{key}: got {got!r}; {hint(str(got), map(str, known), table('word_names')['values'])}"
+        f"{key}: got {got!r}; {hint(str(got), map(str, filter(None, known)), others)}"
         for key, got, known in choices
         if got not in known
     ]

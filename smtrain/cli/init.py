@@ -43,6 +43,7 @@ def init(
     """Write a commented config; asks for what no option says: the model, the text, and where to train."""
     from smtrain.config.sample import Machines, values
     from smtrain.errors import ConfigError
+    from smtrain.job.instance_types import type_faults
 
     if file.exists() and not force:
         raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])
@@ -58,6 +59,8 @@ def init(
     content["model"]["path"] = model
     config, text = _written(content, file, open_keys=where.instance_type is not None)
     adapted = content["train"].get("adapter") is not None
+    if faults := type_faults(config):
+        raise ConfigError(faults)
     file.write_text(text, encoding="utf-8")
     _say_size(config)
     if adapted:

@@ -15,6 +15,7 @@ from smtrain.cli.typed import typed
 from smtrain.errors import ConfigError
 from smtrain.extras import missing
 from smtrain.facts import table
+from smtrain.near import hint, nearest
 from smtrain.text import say
 
 if TYPE_CHECKING:
@@ -89,6 +90,15 @@ def plan(
             raise ConfigError(["--probe measures this machine and takes no config; leave one of the two out"])
         say(_probed(probe, as_json), whole=True)
         return
+    if not configs and model and model.strip():
+        known = table("models")["models"]
+        names = "" if nearest(model, known, cutoff=1) else f"; --model: {hint(model, known)}"
+        raise ConfigError(
+            [
+                "missing argument CONFIG, whose sizes and machines a plan needs: "
+                f"`smtrain plan CONFIG --model {model}`; `smtrain init` writes one{names}"
+            ]
+        )
     if not configs:
         raise ConfigError(
             ["missing argument CONFIG; name the YAML file of a run, or give --probe NAME to measure this machine"]

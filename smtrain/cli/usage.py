@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 from smtrain.facts import table
@@ -11,6 +12,7 @@ from smtrain.near import hint, nearest
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)+")
 _CONFIG_OPTIONS = {"--config", "--file", "--yaml", "--config-file", "-c"}
+_FOLDER_OPTIONS = {"out", "output", "to", "dir", "folder", "dest", "output-dir"}
 _NUMBERS = re.compile(r"unable to parse|is not a valid (int|float|integer)")
 
 
@@ -39,7 +41,8 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
     text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
     text = text.replace(": Input should", ": it should").replace("argument(s)", "argument") or "a subcommand is missing"
     told = _better(error, context, path, text, argv) or text
-    return f"{path}: {told[0].lower()}{told[1:]}; `{path} --help` shows what it takes"
+    end = "" if told.endswith("?") else ";"
+    return f"{path}: {told[0].lower()}{told[1:]}{end} `{path} --help` shows what it takes"
 
 
 def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> str | None:
@@ -66,13 +69,18 @@ def _option_meant(option: str, context: Any, path: str, argv: list[str]) -> str:
     named = {str(param.metavar or param.name).strip("[].").upper() for param in arguments}
     word = option.lstrip("-").partition("=")[0]
     wanted = "CONFIG" if option in _CONFIG_OPTIONS else word.upper()
+    if wanted not in named and word in _FOLDER_OPTIONS and "FOLDER" in named:
+        wanted = "FOLDER"
     if wanted in named:
         return f"; {wanted} is given without an option, `{path} {wanted}`"
     near = nearest(option, [one for one in options if len(one) > 2], cutoff=0.75)
     if near is None and "--set" in options and (key := _key_meant(word)):
         return f"; a key of the config is set with --set {key}={_given(option, argv) or 'VALUE'}"
-    near = near or _holding(word, options) or nearest(option, [one for one in options if one != "--help"])
-    return f"; did you mean {near}?" if near else ""
+    begun = [one for one in options if len(word) > 2 and one.startswith(f"--{word}")]
+    begun = begun or [one for one in options if f"--{word}".startswith(f"{one}-") and len(one) > 4]
+    near = " or ".join(begun) or near or _holding(word, options)
+    near = near or nearest(word, [one[2:] for one in options if one[:2] == "--" and one != "--help"], cutoff=0.7)
+    return f"; did you mean --{near.removeprefix('--')}?" if near else ""
 
 
 def _holding(word: str, options: list[str]) -> str | None:
@@ -105,6 +113,9 @@ def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
     """The --set that an extra word was meant for: `train.lr=1e-4`, or the value behind `--set train.lr`."""
     options = [one for param in context.command.get_params(context) for one in param.opts] if context else []
     first = extra.split()[0] if extra.split() else ""
+    for param in context.command.get_params(context) if context and first else ():
+        if first in _choices_of(param) and param.opts[0].startswith("--"):
+            return f"; did you mean {param.opts[0]} {first}?"
     if "--set" not in options or not first:
         return ""
     key, equals, _ = first.partition("=")
@@ -114,6 +125,13 @@ def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
     if at >= 2 and argv[at - 2] == "--set" and _KEY.fullmatch(argv[at - 1]):
         return f"; did you mean --set {argv[at - 1]}={first}?"
     return ""
+
+
+def _choices_of(param: Any) -> list[str]:
+    """The words that an option takes, where its default is one of them or its type lists them."""
+    if isinstance(param.default, Enum):
+        return [str(one.value) for one in type(param.default)]
+    return [str(one) for one in getattr(getattr(param, "type", None), "choices", None) or ()]
 
 
 def _given(option: str, argv: list[str]) -> str:

@@ -16,6 +16,7 @@ from smtrain.comparison.series import Series, series
 from smtrain.contract.requests import rate_changes
 from smtrain.errors import DataError, JobError
 from smtrain.extras import missing
+from smtrain.near import near_path
 
 _EVENTS = "events.out.tfevents"
 _NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
@@ -133,7 +134,7 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
         if unasked(error):
             raise
         where = "here" if place.name == "local" else "on AWS"
-        near = near_run(name) if place.name == "local" else ""
+        near = near_path(name) or (near_run(name) if place.name == "local" else "")
         raise JobError(
             f"{name}: there is no such file, and no run or job of this name {where}; {near}`smtrain list` lists "
             "the existing ones"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+from encodings.aliases import aliases
 from typing import Literal
 
 from pydantic import Field, field_validator
 
 from smtrain.config.section import Section
 from smtrain.model.hf_folder import folder_of
+from smtrain.near import nearest
 
 Column = Literal["messages", "conversations", "instruction", "input", "output", "system", "history", "tools"]
 """Our names of the columns of instruction data."""
@@ -107,7 +109,9 @@ class Data(Section):
             try:
                 codecs.lookup(name)
             except LookupError:
-                raise ValueError(f"{name!r} is not an encoding that Python knows; name one such as cp1252") from None
+                near = nearest(name, [*aliases, *aliases.values()], cutoff=0.7)
+                meant = f"did you mean {near}?" if near else "name one such as cp1252"
+                raise ValueError(f"{name!r} is not an encoding that Python knows; {meant}") from None
         return name
 
     @field_validator("filters")

@@ -54,7 +54,8 @@ def read_settings(path: Path, what: str, remedy: str) -> str:
                 [f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}` writes one"]
             ) from None
         why = "it is a folder" if isinstance(error, IsADirectoryError) else error.strerror
-        raise ConfigError([f"{path}: {what} cannot be read ({why}); {remedy}"]) from None
+        near = near_path(path) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError([f"{path}: {what} cannot be read ({why}); {near}{remedy}"]) from None
     except ValueError:
         raise ConfigError([f"{str(path)!r}: cannot be a file's name; {remedy}"]) from None
     if len(content) > MOST_BYTES:

@@ -10,8 +10,9 @@ HUBS = ("hf://", "modelscope://")
 # A path that was made of a URL has one slash behind the scheme.
 _WEB = r"(?:https?:/{1,2})?(?:www\.)?"
 _NAME = r"[\w.-]+"
+_NO_ORGANIZATION = "spaces|docs|blog|papers|collections|models|datasets|learn|join|login"
 _HUB_PAGE = re.compile(
-    rf"{_WEB}(?:huggingface\.co|hf\.co)/(?:datasets/)?({_NAME}/{_NAME}|{_NAME})"
+    rf"{_WEB}(?:huggingface\.co|hf\.co)/(datasets/)?(?!(?:{_NO_ORGANIZATION})(?:/|$))({_NAME}/{_NAME}|{_NAME})"
     rf"(?:/(?:tree|blob|resolve|raw|commit)/({_NAME}))?(?:[/?#].*)?",
     re.I,
 )
@@ -48,10 +49,10 @@ def meant(text: str, *, data: bool = False) -> str | None:
     Pages of the Hugging Face hub and of ModelScope, URLs and ARNs of S3, and schemes with other slashes or letters.
     data: a data set is meant, whose revision stands behind `#`.
     """
-    if page := _HUB_PAGE.fullmatch(text):
-        name = page[1] if "/" in page[1] or data else f"organization/{page[1]}"
+    if (page := _HUB_PAGE.fullmatch(text)) and (data or not page[1]):
+        name = page[2] if "/" in page[2] or data else f"organization/{page[2]}"
         mark = "#" if data else "@"
-        return f"hf://{name}" + (f"{mark}{page[2]}" if page[2] not in (None, "main") else "")
+        return f"hf://{name}" + (f"{mark}{page[3]}" if page[3] not in (None, "main") else "")
     if page := _MODELSCOPE_PAGE.fullmatch(text):
         return f"modelscope://{page[1]}"
     for form in (_S3_HOST, _BUCKET_HOST, _S3_CONSOLE, _S3_ARN):

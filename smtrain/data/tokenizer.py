@@ -18,6 +18,7 @@ from smtrain.model import hf_tokenizer
 from smtrain.model.hf_folder import tokenizer_in
 from smtrain.model.hf_tokenizer import Say
 from smtrain.model.remedies import file_misfit
+from smtrain.near import near_path
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def tokenizer_json(folder: Path) -> bytes:
     Raises DataError for a folder without one, or with one that transformers does not read.
     """
     files = tokenizer_in(path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    if not folder.exists():
+        raise DataError(f"{folder} does not exist; {near_path(folder)}give the folder of a model, for its tokenizer.")
     if not files:
         raise DataError(
             f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "

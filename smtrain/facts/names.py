@@ -20,6 +20,8 @@ def instance_meant(word: str) -> str | None:
         (one for one in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", "")) if one in chips), ""
     ):
         return chips[chip]
+    if family := [kind for kind in rows if kind.startswith((f"{plain}.", f"ml.{plain}."))]:
+        return str(family[-1])
     return nearest(plain if plain.startswith("ml.") else f"ml.{plain}", known, cutoff=0.85)
 
 

@@ -9,6 +9,7 @@ from smtrain.config.checks_data import Fault
 from smtrain.config.checks_engine import machine_fault
 from smtrain.config.schema import JobConfig
 from smtrain.errors import ConfigError
+from smtrain.facts.names import instance_meant
 from smtrain.planner.machines import Machine, Mesh
 from smtrain.planner.search import refusals
 from smtrain.planner.workload import shape_of, work_of
@@ -55,7 +56,9 @@ def _faults(config: JobConfig) -> Iterator[str]:
         machine = Machine.of_config(config)
         alone = Machine.of(compute.instance_type, 1)
     except ConfigError:
-        yield "nothing is known about this type (facts/instances.toml)"
+        near = instance_meant(compute.instance_type)
+        nearest = f"; {near} is the nearest one" if near else ""
+        yield f"nothing is known about this type (facts/instances.toml{nearest})"
         return
     if machine.cores > alone.cores:
         yield f"compute.processes_per_instance is {machine.cores}, and it has {alone.cores} cores"

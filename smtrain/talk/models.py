@@ -174,7 +174,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
     except (ClientError, JobError) as error:
         if unasked(error) or "exported" in str(error):
             raise
-        near = near_run(name) if place.name == "local" else ""
+        near = near_path(name) or (near_run(name) if place.name == "local" else "")
         raise JobError(
             f"{name}: there is no such folder, and no run or job of this name {where}; {near}`smtrain list` lists "
             "the existing ones"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.errors import DataError, first_line
+from smtrain.near import near_path
 
 FIELDS = ("prompt", "messages", "instruction", "question", "text")
 """Where a record's prompt is looked for, in this order."""
@@ -41,7 +42,8 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
         try:
             content = path.read_text("utf-8")
         except OSError as error:
-            raise DataError(f"{source} cannot be read ({error.strerror}); name a .txt or .jsonl file") from None
+            near = near_path(source) if isinstance(error, FileNotFoundError) else ""
+            raise DataError(f"{source} cannot be read ({error.strerror}); {near}name a .txt or .jsonl file") from None
         except UnicodeDecodeError:
             raise DataError(f"{source} is not UTF-8 text; name a .txt or .jsonl file of prompts") from None
         lines = [(number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip()]

@@ -137,7 +137,7 @@ def test_a_model_folder_that_lacks_what_a_stage_needs_is_refused(
     [
         ("name=my run", "name: got 'my run'; use letters, digits and single hyphens, at most 36 in all"),
         ("output.s3_uri=bucket/x", "output.s3_uri: got 'bucket/x'; did you mean s3://bucket/x?"),
-        ("compute.instance_type=Trn1", "compute.instance_type: got 'Trn1'; give a SageMaker instance type"),
+        ("compute.instance_type=Trn1", "compute.instance_type: got 'Trn1'; did you mean ml.trn1"),
     ],
 )
 def test_a_value_of_the_wrong_form_is_told_what_would_do(raw: dict[str, Any], text: str, sentence: str) -> None:
