@@ -130,8 +130,11 @@ def _say_size(config: JobConfig) -> None:
 
 def _known_to_fail(config: JobConfig, model: str) -> Iterator[str]:
     """What is known to stop this config later, or to end soon, each with its remedy."""
+    from smtrain.config.checks_hub import gated_faults
     from smtrain.errors import ConfigError
     from smtrain.facts.images import end_of_life, training_image
+
+    yield from (text for _, text in gated_faults(config))
 
     if config.target == "aws":
         try:

@@ -73,6 +73,7 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
     [
         ("hf://org/Llama-3.1-8B", "ml.trn2.48xlarge", "! compute.image: no image is known"),
         ("hf://org/Llama-3.1-8B", "ml.trn1.32xlarge", "! neuronx-distributed is at its end of life"),
+        ("hf://meta-llama/Llama-3.1-8B", "ml.trn1.32xlarge", "! model.token: is missing"),
         ("hf://org/unheard-of", "ml.trn1.32xlarge", "! model.path: the shape of hf://org/unheard-of is not known here"),
         (
             "hf://org/Llama-3.1-8B",
