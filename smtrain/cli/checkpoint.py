@@ -11,7 +11,7 @@ from smtrain.cli import options
 from smtrain.errors import ConfigError
 from smtrain.text import say
 
-app = options.app()
+app = options.app("Look into checkpoints of any kind, here or on S3.")
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
 Config = Annotated[
     Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10

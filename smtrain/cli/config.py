@@ -7,7 +7,7 @@ import yaml
 from smtrain.cli import options
 from smtrain.text import say
 
-app = options.app()
+app = options.app("Configs, for people and for editors.")
 
 
 @app.command()

@@ -20,7 +20,7 @@ from smtrain.model.hf_folder import folder_of
 from smtrain.near import hint
 from smtrain.text import room, say
 
-app = options.app()
+app = options.app("Text as tokens: look at it, tokenize it, and handle datasets of tokens.")
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help=DATASET, show_default=False)]
 Out = Annotated[str, typer.Argument(metavar="OUT", help="What to write.", show_default=False)]

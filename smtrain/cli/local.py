@@ -13,7 +13,7 @@ from smtrain.text import say
 if TYPE_CHECKING:
     from smtrain.local.clean import Removal
 
-app = options.app()
+app = options.app("The control plane on this machine, which takes jobs in place of AWS, and its disk.")
 
 
 NOT_SHOWN = "AWS_SECRET_ACCESS_KEY"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from smtrain.aws.target import TargetName
+from smtrain.cli.help import Helped, HelpedGroup
 from smtrain.cli.typed import typed
 from smtrain.contract.requests import is_of_run
 from smtrain.model.hf_folder import folder_of as folder_with
@@ -261,15 +262,28 @@ def view_of(plain: bool, every: str | None) -> View:
     return View(panel=False if plain else None, every=seconds_of("--every", every))
 
 
-def app() -> typer.Typer:
-    """A command's typer app: plain errors, no shell-completion options on every command."""
+class App(typer.Typer):
+    """A typer app whose commands have the help of `cli.help`."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """As typer's, with examples and groups of options in the help."""
+        return super().command(name, **{"cls": Helped, **settings})
+
+
+def app(about: str = "") -> typer.Typer:
+    """A command's typer app: plain errors, no shell-completion options on every command.
+
+    `about` is the first line of the help of a command that has commands of its own.
+    """
     columns = shutil.get_terminal_size().columns
     settings = {"terminal_width": max(20, columns - 2)} if columns < NARROW else {}
     if settings:
         _narrow_help()
-    return typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=settings
-    )
+    more = {"help": about} if about else {}  # without it a group's callback says it
+    return App(
+        cls=HelpedGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+        context_settings=settings, **more,
+    )  # fmt: skip
 
 
 def _narrow_help() -> None:

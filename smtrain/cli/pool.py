@@ -9,7 +9,7 @@ import typer
 from smtrain.cli import options
 from smtrain.text import say
 
-app = options.app()
+app = options.app("Warm pools: machines that AWS keeps, and bills, for the next job.")
 
 
 @app.command("list")
