@@ -1,4 +1,4 @@
-"""The docs build as a site, without a warning, and every page is found from its navigation."""
+"""The docs build as a site, without a warning, and every page is two clicks from the index, also without navigation."""
 
 from __future__ import annotations
 
@@ -7,23 +7,82 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import pytest
 import yaml
 
 import smtrain
 from tests.docs.pages import ROOT, pages
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    site = tmp_path / "site"
+CLICKS = 2
+
+
+class Article(HTMLParser):
+    """Addresses that the text of a page leads to; those of the navigation, the header and the footer are not in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.inside, self.links = 0, set[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside += tag == "article"
+        address = dict(attrs).get("href") or ""
+        if self.inside and tag == "a" and not urlsplit(address).scheme:
+            self.links.add(urlsplit(address).path)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside -= tag == "article"
+
+
+def clicks(begin: Path, links: Callable[[Path], Iterable[Path]]) -> dict[Path, int]:
+    """How many clicks each page is away from the first, by the links that `links` gives of a page."""
+    found, last = {begin: 0}, [begin]
+    while last:
+        near = {page for one in last for page in links(one)} - found.keys()
+        found |= dict.fromkeys(near, found[last[0]] + 1)
+        last = sorted(near)
+    return found
+
+
+def on_site(page: Path) -> list[Path]:
+    """Pages of the site that a page's text leads to."""
+    targets = [(page.parent / link).resolve() for link in Article(page.read_text("utf-8")).links if link]
+    return [target / "index.html" for target in targets if (target / "index.html").is_file()]
+
+
+def in_markdown(page: Path) -> list[Path]:
+    """Pages that a page leads to where its Markdown is shown, as on a code host."""
+    links = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text("utf-8"))
+    return [(page.parent / link).resolve() for link in links if "://" not in link]
+
+
+def far(found: dict[Path, int], pages: Iterable[Path]) -> list[str]:
+    """Pages that are not reached, or by too many clicks."""
+    return [f"{page}: {found.get(page, 'no way')}" for page in pages if found.get(page, CLICKS + 1) > CLICKS]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The site's folder, and what building it said."""
+    site = tmp_path_factory.mktemp("docs").resolve() / "site"
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "mkdocs.yml"), "-d", str(site)],
         capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    assert built.stderr == ""
+    return site, built
+
+
+def test_the_site_builds_without_a_warning(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    site, told = built
+    assert told.returncode == 0, told.stderr
+    assert told.stderr == ""
     assert (site / "index.html").is_file()
     assert (site / "planner/index.html").is_file()
     # The reference is made from docstrings, and the search of the site finds what it says.
@@ -33,6 +92,34 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     # What a class inherits is part of it.
     assert "api/running/#smtrain.Job.status" in found
     assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in found}
+
+
+def test_every_page_of_the_site_is_within_two_clicks_of_the_index_by_links_in_the_text(
+    built: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    site, _ = built
+    every = set(site.rglob("index.html"))
+    assert len(every) == len(pages()), "each page is on the site"
+    assert far(clicks(site / "index.html", on_site), every) == []
+
+
+def test_every_page_is_within_two_clicks_of_the_index_where_markdown_is_shown() -> None:
+    assert far(clicks(ROOT / "docs/index.md", in_markdown), pages()) == []
+
+
+def test_a_page_that_only_the_navigation_names_is_found(tmp_path: Path) -> None:
+    told = {
+        "index.html": '<nav><a href="c/">C</a></nav><article><a href="a/#x">A</a> <a href="https://b.org">B</a></article>',
+        "a/index.html": '<article><a href="../b/">B</a></article>',
+        "b/index.html": '<article><a href="../d/">D</a></article>',
+        "c/index.html": "", "d/index.html": "",
+    }  # fmt: skip
+    for name, text in told.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    every = [tmp_path / name for name in told]
+    missing = far(clicks(tmp_path / "index.html", on_site), every)
+    assert missing == [f"{tmp_path}/c/index.html: no way", f"{tmp_path}/d/index.html: 3"]
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -24,8 +24,7 @@ PREPARE, TRAIN, EXPORT, FIVE_MINUTES = (path.stem for path in NOTEBOOKS)
 # The tiny model's run, short enough for a test.
 SHORT = {
     "steps: 100": "steps: 6", "warmup_steps: 10": "warmup_steps: 2", "save_interval: 25": "save_interval: 3",
-    "max_new_tokens: 60": "max_new_tokens: 8", "tp: 2": "tp: 1",
-    "processes_per_instance: 2": "processes_per_instance: 1",
+    "max_new_tokens: 60": "max_new_tokens: 8",
 }  # fmt: skip
 Execute = Callable[[str], Any]
 
