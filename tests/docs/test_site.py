@@ -132,6 +132,21 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages())
 
 
+def test_the_site_uses_no_more_than_what_is_to_build_it_next_reads() -> None:
+    """docs/decisions/0014-site-after-material.md."""
+    told = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    named = {plugin if isinstance(plugin, str) else next(iter(plugin)) for plugin in told["plugins"]}
+    assert named == {"search", "mkdocstrings"}
+    assert told["hooks"] == ["scripts/docs_version.py"], "a further one would be ignored without a word"
+    assert "custom_dir" not in told["theme"]
+
+
+def test_every_file_that_a_page_leads_to_is_there() -> None:
+    for page in pages():
+        for file in re.findall(r"\]\(([^)#\s:]+\.\w+)\)", page.read_text("utf-8")):
+            assert (page.parent / file).is_file(), f"{page.name}: there is no {file}"
+
+
 def test_every_table_has_a_head() -> None:
     for page in [*pages(), ROOT / "README.md"]:
         lines = page.read_text("utf-8").splitlines()
