@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.errors import DataError
 from smtrain.extras import missing
 from smtrain.text import clean
+from smtrain.web_page import document, wide
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,11 +19,21 @@ if TYPE_CHECKING:
     from smtrain.comparison.compare import Comparison
 
 _COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
+_WIDTH = 9.0
+_SHOWN = {"broad": _WIDTH, "narrow": 4.6}
+"""Widths of the pictures of a page in inches; the page shows the one that its reader's screen has room for."""
+_STYLE = """
+figure{background:#fff;border-radius:4px;margin:1em 0}figure svg{margin:0 auto}table{width:auto}td{white-space:nowrap}
+.narrow{display:none}@media(max-width:40rem){.broad{display:none}.narrow{display:block}}
+"""
+_CELL = "padding:.2em .8em"
 _AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
 
 
-def draw(comparison: Comparison) -> Figure:
-    """Loss over its relative difference, and gradient norm likewise where it is logged; raw pale, smoothed strong.
+def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
+    """Loss over its relative difference, and gradient norm likewise if it is logged; raw pale, smoothed strong.
+
+    `width` is in inches.
 
     Raises DataError where matplotlib is not installed.
     """
@@ -31,7 +42,7 @@ def draw(comparison: Comparison) -> Figure:
     except ImportError:
         raise DataError(missing("matplotlib")) from None
     norms = all(pair.grad_norm for pair in comparison.pairs)
-    figure = Picture(figsize=(9, 9 if norms else 5.5), layout="constrained")
+    figure = Picture(figsize=(width, 9 if norms else 5.5), layout="constrained")
     rows: Any = figure.subplots(4 if norms else 2, 1, sharex=True, height_ratios=(3, 1, 2, 1) if norms else (3, 1))
     _rows(comparison, rows[0], rows[1], "loss", "loss (nats per token)")
     rows[1].axhspan(-100 * comparison.tolerance, 100 * comparison.tolerance, color="#888888", alpha=0.15)
@@ -74,32 +85,32 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
 
 def page(comparison: Comparison, *, whole: bool = True) -> str:
     """HTML with the verdict, the numbers and the picture in it; `whole` is a document, else a part of one."""
-    drawn = io.StringIO()
-    draw(comparison).savefig(drawn, format="svg")
-    svg = drawn.getvalue()[drawn.getvalue().index("<svg") :]
     told = comparison.to_dict()
     columns = ("name", "steps", "last_step", "last_loss", "tokens_per_s", "tokens_per_dollar")
-    head = "".join(
-        f"<th style='text-align:left;padding:.2em .8em'>{column.replace('_', ' ')}</th>" for column in columns
-    )
+    head = "".join(f"<th style='text-align:left;{_CELL}'>{column.replace('_', ' ')}</th>" for column in columns)
     rows = "".join(
-        "<tr>"
-        + "".join(f"<td style='padding:.2em .8em'>{escape(_cell(row[column]))}</td>" for column in columns)
-        + "</tr>"
+        "<tr>" + "".join(f"<td style='{_CELL}'>{escape(_cell(row[column]))}</td>" for column in columns) + "</tr>"
         for row in (told["baseline"], *told["compared"])
     )
-    body = (
-        "".join(f"<p><b>{escape(clean(pair.verdict))}</b></p>" for pair in comparison.pairs)
-        + "".join(f"<p>{escape(clean(told))}</p>" for told in comparison.changes)
-        + f"<div style='max-width:900px'>{svg}</div><table><tr>{head}</tr>{rows}</table>"
-    )
+    verdicts = "".join(f"<p><b>{escape(clean(pair.verdict))}</b></p>" for pair in comparison.pairs)
+    verdicts += "".join(f"<p>{escape(clean(told))}</p>" for told in comparison.changes)
+    table = f"<table><tr>{head}</tr>{rows}</table>"
     if not whole:
-        return body
+        drawn = f"<div style='max-width:900px;overflow-x:auto'>{_svg(comparison, _WIDTH)}</div>"
+        return f"{verdicts}{drawn}<div style='overflow-x:auto'>{table}</div>"
     title = escape(clean(" against ".join(one.name for one in comparison.series)))
-    return (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title></head>"
-        f"<body style='font-family:sans-serif;margin:2em'><h1>{title}</h1>{body}</body></html>\n"
-    )
+    pictures = "".join(f"<figure class={name}>{_svg(comparison, width)}</figure>" for name, width in _SHOWN.items())
+    return document(title, f"<h1>{title}</h1>{verdicts}{pictures}{wide(table)}", _STYLE, "smtrain compare")
+
+
+def _svg(comparison: Comparison, width: float) -> str:
+    """The picture as an element, its words as text in the reader's font."""
+    from matplotlib import rc_context
+
+    drawn = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}):
+        draw(comparison, width).savefig(drawn, format="svg")
+    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
 
 
 def save(comparison: Comparison, folder: Path) -> list[Path]:

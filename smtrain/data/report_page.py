@@ -10,19 +10,16 @@ from smtrain.config.units import spell_bytes
 from smtrain.data.refining.refiner import EXAMPLES
 from smtrain.data.report import LINE_LEAST, LINE_MOST, LOOKED_AT, SourceReport, TextReport
 from smtrain.text import clean, span
+from smtrain.web_page import document, wide
 
 _STYLE = """
-:root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem} p{max-width:60rem}
-h1{font-size:1.5rem} h2{font-size:1.15rem;margin-top:2rem}
-table{border-collapse:collapse;width:100%} th,td{text-align:right;padding:.25rem .6rem;border-bottom:1px solid #8884}
-th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
-.sources td:first-child{min-width:14rem} .sources td{white-space:nowrap} .sources td:first-child{white-space:normal}
-.wide{overflow-x:auto} .bar{background:#1f77b4;height:1rem;border-radius:2px;min-width:2px}
+body{max-width:72rem} p{max-width:60rem}
+th,td{text-align:right;padding:.25rem .6rem} th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
+.sources td{white-space:nowrap} .sources td:first-child{white-space:normal;min-width:9rem}
+.bar{background:var(--line);height:1rem;border-radius:2px;min-width:2px}
 .bars{display:grid;grid-template-columns:max-content 1fr max-content;gap:.2rem .8rem;align-items:center}
 .bars span:nth-child(3n){text-align:right} details{margin:.8rem 0} summary{cursor:pointer;font-weight:600}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8881;padding:.5rem .8rem;border-radius:4px;margin:.4rem 0}
-.dim{opacity:.75} .none{min-width:0}
+.none{min-width:0}
 """
 
 
@@ -33,14 +30,9 @@ def page(about: TextReport) -> str:
     """The page. Whatever the text holds is shown as text."""
     whole = _sum(about.sources)
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
-        f"<title>Text report</title><style>{_STYLE}</style><h1>Text report</h1>",
+        "<h1>Text report</h1>",
         "" if about.whole else "<p>Only the beginning of the text was read.</p>",
-        "<h2>Sources</h2><div class='wide sources'><table><tr>",
-        "".join(f"<th>{name}" for name in _columns(about)),
-        *(_row(source, about) for source in about.sources),
-        _row(whole, about) if len(about.sources) > 1 else "",
-        "</table></div>",
+        f"<h2>Sources</h2>{wide(_sources(about, whole))}",
         f"<p class=dim>{_legend(about)}</p>",
         "<h2>Lengths of documents</h2><p class=dim>Documents by how many characters they have.</p>",
         _bars(((_range(power), whole.lengths[power]) for power in _powers(whole.lengths)), whole.documents),
@@ -66,7 +58,13 @@ def page(about: TextReport) -> str:
         if texts_:
             parts.append(f"<details><summary>Examples: {_text(name)} (at most {EXAMPLES}, cut short)</summary>")
             parts += [*(f"<pre dir=auto>{_text(text)}</pre>" for text in texts_), "</details>"]
-    return "\n".join(parts) + "\n"
+    return document("Text report", "\n".join(parts), _STYLE, "smtrain data report")
+
+
+def _sources(about: TextReport, whole: SourceReport) -> str:
+    rows = [_row(source, about) for source in (*about.sources, *([whole] if len(about.sources) > 1 else []))]
+    head = "".join(f"<th>{name}" for name in _columns(about))
+    return f"<table class=sources><tr>{head}{''.join(rows)}</table>"
 
 
 def _columns(about: TextReport) -> list[str]:
@@ -136,7 +134,7 @@ def _repeated(lines: list[tuple[str, int]]) -> str:
     if not lines:
         return "<p>None comes twice.</p>"
     rows = "".join(f"<tr><td dir=auto>{_text(line)}<td>{count:,}" for line, count in lines)
-    return f"<div class=wide><table><tr><th>line<th>times{rows}</table></div>"
+    return wide(f"<table><tr><th>line<th>times{rows}</table>")
 
 
 def _counted(counts: dict[str, int], whole: int) -> str:
@@ -146,7 +144,7 @@ def _counted(counts: dict[str, int], whole: int) -> str:
         f"<tr><td>{_text(what)}<td>{count:,}" + (f"<td>{count / whole:.2%}" if whole else "")
         for what, count in sorted(counts.items(), key=lambda row: -row[1])
     )
-    return f"<div class=wide><table><tr><th>what<th>how many{'<th>share' if whole else ''}{rows}</table></div>"
+    return wide(f"<table><tr><th>what<th>how many{'<th>share' if whole else ''}{rows}</table>")
 
 
 def _text(text: str) -> str:

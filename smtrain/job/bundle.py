@@ -25,6 +25,7 @@ PARTS = (
     "machine.py",
     "near.py",
     "text.py",
+    "web_page.py",
     "yaml_text.py",
     "contract",
     "config",

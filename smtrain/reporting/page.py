@@ -1,4 +1,4 @@
-"""A run as one HTML page: nothing of it is fetched from anywhere, on light and dark screens and on a phone."""
+"""A run as one HTML page."""
 
 from __future__ import annotations
 
@@ -22,31 +22,17 @@ from smtrain.reporting.gather import JobAccount, RunAccount
 from smtrain.reporting.installed import commands
 from smtrain.reporting.waste import portions
 from smtrain.text import clean
+from smtrain.web_page import document, wide
 
 GENERATOR = "smtrain report"
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1c1e21;--dim:#5c6370;--paper:#fff;--edge:#d7dae0;--soft:#f4f5f7;
---line:#1769aa;--dot:#c2541b;--good:#1b6e2d;--bad:#b3261e;--warn:#7a4d00}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--dim:#a2a9b4;--paper:#16181c;--edge:#3a3f47;--soft:#1f2228;
---line:#6cb6ff;--dot:#ff9d5c;--good:#6fce82;--bad:#ff8a80;--warn:#f0b95b}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--paper);color:var(--ink);
-font:16px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-h1{font-size:1.6rem;margin:.2em 0}h2{font-size:1.15rem;margin:2em 0 .5em;border-bottom:1px solid var(--edge)}
-.dim,figcaption{color:var(--dim);font-size:.9rem}.bad{color:var(--bad)}.good{color:var(--good)}.warn{color:var(--warn)}
 .facts{display:flex;flex-wrap:wrap;gap:.2rem 1.6rem;margin:.6em 0}.facts b{font-size:1.1rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem}
-th,td{text-align:left;padding:.3em .7em .3em 0;border-bottom:1px solid var(--edge);vertical-align:top;
-overflow-wrap:normal}
 .pairs{table-layout:fixed}.pairs td{overflow-wrap:anywhere}.pairs td:first-child{width:38%}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.one{white-space:nowrap}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1rem}
-figure{margin:0}svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
+svg{width:100%}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
 svg .grid{stroke:var(--edge);fill:none}svg .axis{stroke:var(--dim);fill:none}
 svg .mark{stroke:var(--warn);stroke-dasharray:4 3;fill:none}
 svg polyline{stroke:var(--line);fill:none;stroke-width:1.6}svg circle{fill:var(--dot)}.dot{color:var(--dot)}
-pre{background:var(--soft);border:1px solid var(--edge);border-radius:4px;padding:.7em;overflow-x:auto;
-font-size:.85rem;white-space:pre-wrap}
 .bar{display:flex;height:.9rem;border-radius:4px;overflow:hidden;margin:.5em 0}.bar span{min-width:1px}
 """
 
@@ -70,13 +56,7 @@ def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
         _section("How to reproduce it", _again(run)),
         f'<p class="dim">Made by smtrain {_text(__version__)} at {now:%Y-%m-%d %H:%M} UTC.</p>',
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta name="generator" content="{GENERATOR}">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n{''.join(filter(None, parts))}\n</body></html>\n"
-    )
+    return document(title, "".join(filter(None, parts)), _STYLE, GENERATOR)
 
 
 def _head(run: RunAccount, now: datetime.datetime) -> str:
@@ -112,8 +92,8 @@ def _jobs(run: RunAccount) -> str:
     for job in run.jobs:
         tone = "good" if job.status == "Completed" else "bad" if job.status == "Failed" else ""
         rows.append([
-            _text(job.stage), _text(job.name), f'<span class="{tone}">{_text(job.status)}</span>',
-            _text(job.cost.machines), _n(f"{job.created:%m-%d %H:%M}"), _n(spell(job.seconds)),
+            _text(job.stage), _one(job.name), f'<span class="{tone}">{_text(job.status)}</span>',
+            _one(job.cost.machines), _n(f"{job.created:%m-%d %H:%M}"), _n(spell(job.seconds)),
             _n("-" if job.cost.owned and job.cost.dollars is None else _dollars(job.cost.dollars)),
         ])  # fmt: skip
     return _table(["stage", "job", "status", "machines", "> begun (UTC)", "> took", "> cost"], rows)
@@ -153,7 +133,7 @@ def _machines(run: RunAccount) -> str:
             mean, high = (sum(values) / len(values), max(values)) if values else (0.0, 0.0)
             above = f"up to {written(key, high)}" if high > 1.1 * mean and high > 0.1 else ""
             cells.append(_n(written(key, mean) if values else "", above))
-        rows.append([f'<td class="one">{_text(host)}</td>', *cells])
+        rows.append([_one(host), *cells])
     return _table(["host", *(f"> {NAMES[key]}" for key in known)], rows) if rows else ""
 
 
@@ -309,11 +289,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
     top = f"<thead><tr>{cells}</tr></thead>" if any(head) else ""
     kind = "" if any(head) else ' class="pairs"'
-    return f'<div class="wide"><table{kind}>{top}<tbody>{body}</tbody></table></div>'
+    return wide(f"<table{kind}>{top}<tbody>{body}</tbody></table>")
 
 
 def _n(text: str, below: str = "") -> str:
     return f'<td class="n">{_text(text)}' + (f'<br><span class="dim">{_text(below)}</span>' if below else "") + "</td>"
+
+
+def _one(text: str) -> str:
+    return f'<td class="one">{_text(text)}</td>'
 
 
 def _measure(told: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from smtrain.comparison.series import series
 from smtrain.comparison.sources import read
 from smtrain.errors import ConfigError, DataError
 from tests.cli.test_cli import smtrain as command
+from tests.phone import assert_fits_a_phone
 
 
 def learned(
@@ -191,7 +192,11 @@ def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -
     assert "b.jsonl leaves gpu at step 1" in told.stdout
     page = (tmp_path / "out/compare.html").read_text()
     assert "<svg" in page
-    assert "http" not in page.split("</svg>")[1], "it needs nothing from elsewhere"
+    assert "http" not in page.split("</svg>")[-1], "it needs nothing from elsewhere"
+    assert_fits_a_phone(page)
+    narrow = page.partition("<figure class=narrow>")[2]
+    assert "max-width:40rem" in page
+    assert "<svg" in narrow, "a picture whose words can be read on a phone"
     assert ">12,346<" in page, "tokens a second, as people write them"
     assert (tmp_path / "out/compare.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "out/compare.json").read_text())["within"] is False

@@ -12,6 +12,7 @@ from smtrain.data.overlap import HeldTests
 from smtrain.data.report import report
 from smtrain.data.report_page import page
 from smtrain.errors import DataError
+from tests.phone import assert_fits_a_phone
 from tests.typed import typed as smtrain
 
 QUESTION = "which of these four cities was the capital of the kingdom before the year of the great fire"
@@ -38,6 +39,7 @@ def test_what_is_there_is_counted(tmp_path: Path, tokenizer_folder: Path) -> Non
     assert found.sources[0].tokens > 0
     assert found.tested is None
     shown = page(found)
+    assert_fits_a_phone(shown)
     assert "<script>alert" not in shown
     assert "two.jsonl, line 5: not JSON" in shown
     assert "<span>1</span>" in shown, "a length that no document has stands between those that some have"

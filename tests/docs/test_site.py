@@ -19,7 +19,6 @@ import yaml
 import smtrain
 from tests.docs.pages import ROOT, pages
 
-
 CLICKS = 2
 
 

@@ -26,6 +26,7 @@ from smtrain.reporting.gather import gather
 from smtrain.reporting.installed import commands
 from smtrain.reporting.page import config_text, page
 from smtrain.train.profile import told as profile_line
+from tests.phone import assert_fits_a_phone
 from tests.shared_run import COMMIT, CONFIG, SharedRun
 
 
@@ -58,6 +59,7 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     assert fetches.found == []
     assert not re.search(r"url\(|@import|(?<!git\+)https?://(?!www\.w3\.org)", text)
     assert "default-src 'none'" in text
+    assert_fits_a_phone(text)
     for result in run.results:
         assert result.job.name in text
     assert f"{run.loss[-1]:.4f}" in text
