@@ -26,7 +26,7 @@ NO_MATH = "tex2jax_ignore mathjax_ignore"
 """Classes in which Jupyter does not take what stands between two dollar signs for a formula."""
 _BLOCK = (
     "box-sizing:border-box;max-width:100%;border:1px solid rgba(128,128,128,.4);border-radius:6px;"
-    "padding:.6em .9em;line-height:1.5;overflow-wrap:anywhere"
+    "padding:.6em .9em;line-height:1.5;overflow-wrap:anywhere;text-wrap:pretty"
 )
 _ROW = "display:flex;flex-wrap:wrap;gap:0 1.4em;align-items:baseline"
 _DIM = "opacity:.75;font-size:90%"
@@ -35,6 +35,8 @@ _LINES = (
     "margin:.5em 0 0;padding:.4em 0 0;border:0;border-top:1px solid rgba(128,128,128,.4);background:none;color:inherit;"
     "font-size:85%;line-height:1.35;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 )
+# A line of the log stays one line, as on a terminal: broken, it would leave single words below it.
+_LOG = f"{_LINES.replace('pre-wrap', 'pre')};overflow-x:auto;scrollbar-width:thin"
 _CURVE = (720, 110)  # pixels
 _LONGEST = 300
 """Characters of a log line."""
@@ -71,7 +73,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
         f'<div style="font-weight:600">&#9888; {_text(progress.trouble)}</div>' if progress.trouble else "",
         f'<pre style="{_LINES}">{_text(failure)}</pre>' if failure else "",
         f'<div style="{_DIM}">{_text("; ".join(filter(None, (as_of, hint))))}</div>' if hint or as_of else "",
-        f'<pre style="{_LINES}">{shown}</pre>' if shown else "",
+        f'<pre style="{_LOG}" tabindex="0">{shown}</pre>' if shown else "",
     ]
     return f'<div class="{NO_MATH}" style="{_BLOCK}">{"".join(rows)}</div>'
 

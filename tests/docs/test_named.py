@@ -22,7 +22,8 @@ from smtrain.cli import COMMANDS
 from smtrain.config import STAGES
 from smtrain.config.training import Train
 from smtrain.model.families import FAMILIES
-from tests.docs.pages import ROOT, pages
+from tests.docs.pages import ROOT, blocks, pages
+from tests.typed import typed
 
 DOCS = ROOT / "docs"
 GLOSSARY = (DOCS / "glossary.md").read_text("utf-8")
@@ -96,6 +97,38 @@ def test_the_index_leads_to_every_page() -> None:
     for part in parts:
         folder = part.removesuffix("index.md")
         assert {page for page in below if page.startswith(folder)} - {part} <= links(DOCS / part), part
+
+
+PLANNED = "examples/llama-2-70b-trn1.yaml"
+
+
+def test_the_plan_on_its_page_is_the_one_that_the_command_prints() -> None:
+    page = DOCS / "planner.md"
+    assert f"`smtrain plan {PLANNED}` prints" in page.read_text("utf-8")
+    told = typed("plan", str(ROOT / PLANNED)).stdout.rstrip()
+    assert next(block.text for block in blocks(page) if block.tag == "text") == told, "paste it again"
+
+
+def test_each_line_of_a_plan_has_a_row_in_the_order_in_which_it_is_printed() -> None:
+    told = typed("plan", str(ROOT / PLANNED)).stdout.splitlines()
+    named = [
+        cells[0].strip("`") for cells in rows((DOCS / "planner.md").read_text("utf-8"), "The output, line by line")
+    ]
+    explained = [(line, row_of(line, named)) for line in told[1:] if line]
+    assert [line for line, row in explained if row is None] == [], "no row explains it"
+    order = [row for _, row in explained if row is not None]
+    assert order == sorted(order), "another order than that of the output"
+    assert named[0] == "first line"
+
+
+def row_of(line: str, named: list[str]) -> int | None:
+    """The number of the row that explains a line of a plan."""
+    if re.match(r"[1-9]\. ", line):
+        return named.index("choices")
+    for number, name in enumerate(named):
+        if (name in line) if name.startswith("$") else line.startswith(name):
+            return number
+    return None
 
 
 def words_of(text: str) -> set[str]:

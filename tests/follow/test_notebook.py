@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from smtrain.contract.log_lines import Line
 from smtrain.follow import notebook
 from smtrain.follow.follower import Told
+from smtrain.follow.html import block
 from smtrain.interrupts import gently
 
 from .cloudwatch import told
@@ -81,8 +82,12 @@ def test_nothing_in_it_is_wider_than_its_cell() -> None:
     progress.lines.append(Line("algo-1", 0, "x" * 5000))
     html = notebook.bundle_of(progress)["text/html"]
     assert "x" * 301 not in html
-    assert "white-space:pre;" not in html
-    assert "pre-wrap" in html
+    (log,) = re.findall(r'<pre style="([^"]*)"', html)
+    assert "white-space:pre;" in log, "a line that is broken leaves single words"
+    assert "overflow-x:auto" in log, "so it scrolls in a box of its own"
+    progress.lines.clear()
+    failed = block(progress, failure="algo-1: a long sentence")
+    assert "white-space:pre-wrap" in failed, "sentences are broken"
     assert not re.search(r"[^-]width[:=]\"?\d+(px|ch|\")", html), "no width is fixed but as a maximum"
 
 
