@@ -143,9 +143,9 @@ def test_a_notebook_is_stored_with_what_one_run_of_it_showed(path: Path) -> None
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_switches_are_seen_on_a_narrow_screen(path: Path) -> None:
-    """At 900 pixels a cell of JupyterLab next to its file list shows some 66 characters without scrolling."""
+    """At 900 pixels a cell of JupyterLab next to its file list shows 57 characters without scrolling."""
     cells = code_cells(nbformat.read(path, as_version=4))
-    assert max(map(len, cells[0].source.splitlines())) <= 66
+    assert max(map(len, cells[0].source.splitlines())) <= 57
     assert max(len(line) for cell in cells for line in cell.source.splitlines()) <= 79
 
 
