@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 # Wide tables scroll inside `.wide`. Its four backgrounds show a shadow at an edge behind which there is more: the
 # shadows stay with the box, the covers of the paper's colour move with what scrolls. No cell may have a background.
 _STYLE = """
@@ -43,3 +45,12 @@ def document(title: str, body: str, style: str = "", generator: str = "smtrain")
 def wide(table: str) -> str:
     """A table in a box that scrolls by itself if the page is too narrow, also by the keyboard."""
     return f'<div class="wide" tabindex="0">{table}</div>'
+
+
+def image(svg: str, words: str, width: int) -> str:
+    """An SVG as an HTML image of at most `width` pixels; notebooks that are not trusted show no SVG but in one."""
+    data = base64.b64encode(svg.encode()).decode()
+    return (
+        f'<img src="data:image/svg+xml;base64,{data}" alt="{words}" '
+        f'style="display:block;width:100%;max-width:{width}px;height:auto">'
+    )

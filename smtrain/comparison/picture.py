@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.errors import DataError
 from smtrain.extras import missing
 from smtrain.text import clean
-from smtrain.web_page import document, wide
+from smtrain.web_page import document, image, wide
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ def page(comparison: Comparison, *, whole: bool = True) -> str:
     verdicts += "".join(f"<p>{escape(clean(told))}</p>" for told in comparison.changes)
     table = f"<table><tr>{head}</tr>{rows}</table>"
     if not whole:
-        drawn = f"<div style='max-width:900px;overflow-x:auto'>{_svg(comparison, _WIDTH)}</div>"
+        drawn = image(_svg(comparison, _WIDTH), "the curves and their difference", 900)
         return f"{verdicts}{drawn}<div style='overflow-x:auto'>{table}</div>"
     title = escape(clean(" against ".join(one.name for one in comparison.series)))
     pictures = "".join(f"<figure class={name}>{_svg(comparison, width)}</figure>" for name, width in _SHOWN.items())

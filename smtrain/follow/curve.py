@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.errors import JobError
 from smtrain.extras import missing
+from smtrain.web_page import image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,12 +95,8 @@ def picture(
     losses: Sequence[tuple[float, float]], width: int = 720, height: int = 110,
     validated: Sequence[tuple[float, float]] = (),
 ) -> str:  # fmt: skip
-    """`svg` as an HTML image, which shrinks with its place; notebooks that are not trusted show no SVG but in one."""
+    """`svg` as an HTML image, which shrinks with its place."""
     drawn = svg(losses, width, height, validated=validated)
     if not drawn:
         return ""
-    data = base64.b64encode(drawn.encode()).decode()
-    return (
-        f'<img src="data:image/svg+xml;base64,{data}" alt="loss by step" '
-        f'style="display:block;width:100%;max-width:{width}px;height:auto">'
-    )
+    return image(drawn, "loss by step", width)

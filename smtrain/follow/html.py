@@ -8,6 +8,7 @@ through `_text`.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
@@ -33,10 +34,11 @@ _DIM = "opacity:.75;font-size:90%"
 _BADGE = "color:#fff;border-radius:4px;padding:0 .5em;font-weight:600"
 _LINES = (
     "margin:.5em 0 0;padding:.4em 0 0;border:0;border-top:1px solid rgba(128,128,128,.4);background:none;color:inherit;"
-    "font-size:85%;line-height:1.35;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+    "font-family:monospace;font-size:85%;line-height:1.35;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 )
 # A line of the log stays one line, as on a terminal: broken, it would leave single words below it.
 _LOG = f"{_LINES.replace('pre-wrap', 'pre')};overflow-x:auto;scrollbar-width:thin"
+_COMMAND = "display:inline-block;max-width:100%;font-family:monospace;background:none;color:inherit;padding:0"
 _CURVE = (720, 110)  # pixels
 _LONGEST = 300
 """Characters of a log line."""
@@ -72,7 +74,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
         f'<div style="{_DIM}">cost: {_text(str(cost))}</div>' if cost else "",
         f'<div style="font-weight:600">&#9888; {_text(progress.trouble)}</div>' if progress.trouble else "",
         f'<pre style="{_LINES}">{_text(failure)}</pre>' if failure else "",
-        f'<div style="{_DIM}">{_text("; ".join(filter(None, (as_of, hint))))}</div>' if hint or as_of else "",
+        f'<div style="{_DIM}">{_sentence("; ".join(filter(None, (as_of, hint))))}</div>' if hint or as_of else "",
         f'<pre style="{_LOG}" tabindex="0">{shown}</pre>' if shown else "",
     ]
     return f'<div class="{NO_MATH}" style="{_BLOCK}">{"".join(rows)}</div>'
@@ -105,6 +107,11 @@ def _bar(progress: Progress) -> str:
         'style="height:6px;margin:.4em 0;border-radius:3px;background:rgba(128,128,128,.3)">'
         f'<div style="width:{share:.1f}%;height:6px;border-radius:3px;background:{_RUNNING}"></div></div>'
     )
+
+
+def _sentence(text: str) -> str:
+    """A sentence whose commands, between backticks, are not broken if a line has room for them."""
+    return re.sub(r"`([^`]+)`", rf'<code style="{_COMMAND}">\1</code>', _text(text))
 
 
 def _text(text: str) -> str:

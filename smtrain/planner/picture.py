@@ -8,16 +8,20 @@ from html import escape
 from smtrain.config.units import spell
 from smtrain.planner.result import Plan
 from smtrain.planner.show import summary
+from smtrain.web_page import image
 
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
-_LEFT, _WIDTH, _ROW = 90, 560, 44  # pixels
-_WRAPPED = "font-size:85%;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal"
-_TEXT = 'font-size="11" font-family="sans-serif" fill="currentColor"'
+_LEFT, _WIDTH, _RIGHT, _ROW = 90, 560, 110, 44  # pixels
+_WRAPPED = "font-family:monospace;font-size:85%;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal"
+_INK = "#7a7a7a"  # read on light and dark pages; an image does not know the page's colour
+_TEXT = f'font-size="11" font-family="sans-serif" fill="{_INK}"'
 
 
 def card(plan: Plan) -> str:
-    """Bars as inline SVG, and the text of `print(plan)` below them."""
-    return f'{svg(plan)}<pre style="{_WRAPPED}">{escape(summary(plan))}</pre>'
+    """Bars as an image, and the text of `print(plan)` below them."""
+    bars = svg(plan)
+    drawn = image(bars, "memory, step time and cost of the plan", _LEFT + _WIDTH + _RIGHT) if bars else ""
+    return f'{drawn}<pre style="{_WRAPPED}">{escape(summary(plan))}</pre>'
 
 
 def svg(plan: Plan) -> str:
@@ -35,7 +39,7 @@ def svg(plan: Plan) -> str:
     if not bars:
         return ""
     drawn = "".join(_bar(row, *bar) for row, bar in enumerate(bars))
-    wide, high = _LEFT + _WIDTH + 110, _ROW * len(bars)
+    wide, high = _LEFT + _WIDTH + _RIGHT, _ROW * len(bars)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
         f'style="display:block;width:100%;max-width:{wide}px;height:auto" '
@@ -61,6 +65,6 @@ def _bar(row: int, name: str, parts: Mapping[str, float], whole: float, label: s
         x += wide
     if room is not None:
         edge = _LEFT + room / whole * _WIDTH
-        out.append(f'<path d="M{edge:.1f},{top - 3}v26" stroke="currentColor" stroke-width="2"/>')
+        out.append(f'<path d="M{edge:.1f},{top - 3}v26" stroke="{_INK}" stroke-width="2"/>')
     out.append(f'<text x="{_LEFT + _WIDTH + 8}" y="{top + 14}" {_TEXT}>{escape(label)}</text>')
     return "".join(out)

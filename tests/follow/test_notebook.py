@@ -88,6 +88,8 @@ def test_nothing_in_it_is_wider_than_its_cell() -> None:
     progress.lines.clear()
     failed = block(progress, failure="algo-1: a long sentence")
     assert "white-space:pre-wrap" in failed, "sentences are broken"
+    told = block(progress, hint="TensorBoard: `tensorboard --logdir <curves>`")
+    assert re.search(r'<code style="display:inline-block;[^"]*">tensorboard --logdir &lt;curves&gt;</code>', told)
     assert not re.search(r"[^-]width[:=]\"?\d+(px|ch|\")", html), "no width is fixed but as a maximum"
 
 
