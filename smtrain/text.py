@@ -74,9 +74,9 @@ def wrapped(text: str, columns: int) -> str:
 
 
 def _broken(line: str, columns: int) -> str:
-    if _TYPED.match(line):
-        return line
     text = line.lstrip(" ")
+    if _TYPED.match(line):
+        return _indented(text, len(line) - len(text), columns)
     line = " " * min(len(line) - len(text), columns * 2 // 5) + text
     column = _COLUMN.match(line)
     assert column is not None  # every line has it, if only empty
@@ -94,7 +94,12 @@ def _broken(line: str, columns: int) -> str:
             start = word.start()
         end = word.end()
     lines.append(line[start:])
-    return f"\n{' ' * indent}".join(lines)
+    return "\n".join([lines[0], *(_indented(later, indent, columns) for later in lines[1:])])
+
+
+def _indented(text: str, indent: int, columns: int) -> str:
+    """The text behind so many blanks, fewer if it would be broken by the terminal then: a URI is to be copied whole."""
+    return " " * min(indent, max(0, columns - len(text))) + text
 
 
 def say(*values: object, end: str = "\n", error: bool = False, whole: bool = False) -> None:

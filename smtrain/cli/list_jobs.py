@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.text import room, say
 
 if TYPE_CHECKING:
     from smtrain.handle.job import Job
@@ -20,6 +21,8 @@ ASKED = 20
 LOSS = "train:loss"
 """The metric's name in a train job's request."""
 _HEADINGS = ("RUN", "STAGE", "STATE", "AGE", "LOSS", "PLACE", "JOB")
+_DISPENSABLE = ("PLACE", "STAGE", "RUN")
+"""Columns that a narrow terminal goes without: all rows have one place, a job's name has its run and stage."""
 
 
 @app.command()
@@ -40,12 +43,20 @@ def list_(
         return
     where = {"local": "here", "aws": place.region_name()}.get(place.name, str(place.name))
     rows = [_HEADINGS, *_rows(jobs, where)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+    for heading in _DISPENSABLE:
+        if sys.stdout.isatty() and sum(_widths(rows)) + 2 * (len(rows[0]) - 1) > room():
+            at = rows[0].index(heading)
+            rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+    widths = _widths(rows)[:-1]
     for row in rows:
         say("  ".join([f"{cell:{width}}" for cell, width in zip(row[:-1], widths, strict=True)] + [row[-1]]))
     if more > 0:
         many = "at least " if more == COUNTED else ""
         say(f"{many}{more} more: `--limit {len(found)}` shows them too, `--name TEXT` those whose name contains TEXT")
+
+
+def _widths(rows: list[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:

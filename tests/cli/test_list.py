@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,30 @@ def test_each_row_says_run_state_age_loss_and_place(jobs: list[str], capsys: pyt
     assert ours[4] in ("s", "min")
     assert ours[5:] == ["-", "here", jobs[2]]
     assert foreign[:2] == ["-", "-"], "a job that no run of ours made"
+
+
+@pytest.mark.parametrize(
+    ("columns", "head"),
+    [
+        (140, ["RUN", "STAGE", "STATE", "AGE", "LOSS", "PLACE", "JOB"]),
+        (92, ["RUN", "STATE", "AGE", "LOSS", "JOB"]),
+        (80, ["STATE", "AGE", "LOSS", "JOB"]),
+    ],
+)
+def test_a_row_fits_a_narrow_terminal(
+    jobs: list[str], columns: int, head: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = jobs[2].replace("listed-run", "listed-run-of-a-long-name")
+    monkeypatch.setattr(list_jobs, "_rows", lambda found, where: [
+        ("listed-run-of-a-long-name", "train", "Completed", "3 min", "4.9", where, control) for _ in found
+    ])  # fmt: skip
+    monkeypatch.setattr(list_jobs, "room", lambda: columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = listed(capsys)
+    assert lines[0].split() == head
+    assert all(line.endswith(control) for line in lines[1:])
+    assert max(map(len, lines)) <= columns
 
 
 def test_beyond_what_is_counted_it_says_at_least(

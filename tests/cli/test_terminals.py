@@ -134,6 +134,8 @@ def test_what_programs_read_is_not_broken() -> None:
         ("stop it:  smtrain stop JOB --target local", "stop it:  smtrain stop JOB --target local"),
         ("smtrain data inspect: no such option", "smtrain data\ninspect: no such\noption"),
         ("s3://bucket/a/very/long/prefix/ is gone", "s3://bucket/a/very/long/prefix/\nis gone"),
+        ("             smtrain stop J", "      smtrain stop J"),
+        ("ok  see s3://b/c/ddddddddd", "ok  see\n  s3://b/c/ddddddddd"),
         ("short", "short"),
     ],
 )
