@@ -64,6 +64,13 @@ COMMANDS = {
 }
 
 
+EXAMPLES = (
+    ("smtrain demo", "a small model learns something, here, within minutes"),
+    ("smtrain init my-run.yaml", "a config of your own"),
+    ("smtrain run my-run.yaml", "all of its stages"),
+)
+
+
 def main() -> None:
     """Entry point of `smtrain`; user errors end with one sentence each and status 2."""
     argv = sys.argv[1:]
@@ -109,5 +116,6 @@ def _help() -> str:
     lines += ["Continue the pre-training of an open LLM on AWS Trainium, or try the same job on this machine.", ""]
     lines += ["Commands:"]
     lines += [f"  {name:12} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "Examples:", *(f"  {command:30} {what_for}" for command, what_for in EXAMPLES)]
     lines += ["", "`smtrain COMMAND --help` shows a command's options."]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from smtrain.cli import COMMANDS
+from smtrain.cli import EXAMPLES as BEGIN
 from smtrain.cli.help import EXAMPLES, GROUPS, MANY, folded
 from tests.typed import typed
 
@@ -62,6 +63,13 @@ def test_an_example_is_a_command_line_that_its_parser_takes(path: str) -> None:
         called = parsed(words_of(command))
         assert called == path or called.startswith(f"{path} "), command
         assert what_for
+
+
+def test_the_help_of_smtrain_itself_shows_how_to_begin() -> None:
+    told = typed("--help").stdout
+    for command, what_for in BEGIN:
+        assert re.search(rf"^  {re.escape(command)} +{re.escape(what_for)}$", told, re.MULTILINE)
+        assert parsed(words_of(command)) == command.split()[1]
 
 
 def test_an_option_that_does_not_exist_would_be_found() -> None:
