@@ -279,7 +279,7 @@ def app(about: str = "") -> typer.Typer:
     settings = {"terminal_width": max(20, columns - 2)} if columns < NARROW else {}
     if settings:
         _narrow_help()
-    more = {"help": about} if about else {}  # without it a group's callback says it
+    more: dict[str, Any] = {"help": about} if about else {}  # without it a group's callback says it
     return App(
         cls=HelpedGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
         context_settings=settings, **more,

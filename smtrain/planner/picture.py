@@ -12,7 +12,10 @@ from smtrain.web_page import image
 
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
 _LEFT, _WIDTH, _RIGHT, _ROW = 90, 560, 110, 44  # pixels
-_WRAPPED = "font-family:monospace;font-size:85%;white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal"
+_WRAPPED = (
+    "font-family:monospace;font-size:85%;line-height:1.35;white-space:pre-wrap;overflow-wrap:anywhere;"
+    "word-break:normal;text-wrap:pretty"
+)
 _INK = "#7a7a7a"  # read on light and dark pages; an image does not know the page's colour
 _TEXT = f'font-size="11" font-family="sans-serif" fill="{_INK}"'
 
@@ -21,7 +24,14 @@ def card(plan: Plan) -> str:
     """Bars as an image, and the text of `print(plan)` below them."""
     bars = svg(plan)
     drawn = image(bars, "memory, step time and cost of the plan", _LEFT + _WIDTH + _RIGHT) if bars else ""
-    return f'{drawn}<pre style="{_WRAPPED}">{escape(summary(plan))}</pre>'
+    lines = "".join(_line(line) for line in summary(plan).split("\n"))
+    return f'{drawn}<div style="{_WRAPPED}">{lines}</div>'
+
+
+def _line(line: str) -> str:
+    """A line of the summary; what does not fit it goes on below its text, as on a terminal, and not by one word."""
+    hang = 2 if line.startswith("!") or line[:1].isdigit() else 12
+    return f'<div style="padding-left:{hang}ch;text-indent:-{hang}ch">{escape(line) or "&nbsp;"}</div>'
 
 
 def svg(plan: Plan) -> str:
