@@ -110,7 +110,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
         asked.append((processes, number))
         return MachineEntry(kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16)
 
-    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    monkeypatch.setattr(probing, "_file", lambda: tmp_path / probing.FILE)
     monkeypatch.setattr(probing, "_measured", found)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return asked

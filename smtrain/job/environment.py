@@ -15,6 +15,7 @@ from smtrain.facts.engines import is_gpu
 from smtrain.facts.images import sdk_release
 from smtrain.facts.warm_pools import WARM_POOL_CACHE
 from smtrain.job import graphs
+from smtrain.planner.here import is_here
 
 # SageMaker keeps this folder for the next job of the warm pool, and deletes it with the pool.
 
@@ -27,7 +28,7 @@ def environment(
     `described` is the model's config.json where it can be read; it names the cache of compiled graphs.
     """
     found = {"PYTHONUNBUFFERED": "1"}
-    row = instance(config.compute.instance_type)
+    row = None if is_here(config) else instance(config.compute.instance_type)
     if stage in ("compile", "train") and row and is_gpu(config.compute.instance_type):
         found |= _nccl(row)
     elif stage in ("compile", "train") and row:

@@ -95,9 +95,10 @@ def _kept() -> dict[str, MachineEntry]:
 def _keep(key: str, entry: MachineEntry) -> None:
     plain = {name: one.model_dump(exclude_none=True) for name, one in {**_kept(), key: entry}.items()}
     with contextlib.suppress(OSError, SmtrainError):  # a home that takes no file costs a measurement each time
-        partial = home() / f"{FILE}.{os.getpid()}"
+        home()
+        partial = _file().with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(plain, indent=2), "utf-8")
-        partial.replace(home() / FILE)
+        partial.replace(_file())
 
 
 def _measured(processes: int, number: str) -> MachineEntry | str:

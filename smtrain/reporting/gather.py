@@ -23,7 +23,7 @@ from smtrain.contract.log_lines import (
     step_record,
     step_records,
 )
-from smtrain.contract.requests import rate_changes, stage_of
+from smtrain.contract.requests import is_of_here, rate_changes, stage_of
 from smtrain.errors import JobError
 from smtrain.facts.sagemaker import ENDED
 from smtrain.follow.money import Spent, cost_of
@@ -164,7 +164,9 @@ def _config(run: RunAccount) -> dict[str, Any]:
     if train := run.last("train") or run.last("prepare"):
         told = train.told
         compute = whole.setdefault("compute", {})
-        if train.stage == "train":
+        if is_of_here(told):
+            compute.pop("instance_type", None)  # the default, which the machine is not
+        elif train.stage == "train":
             compute["volume_gb"] = told["ResourceConfig"]["VolumeSizeInGB"]
         compute["max_run"] = told["StoppingCondition"]["MaxRuntimeInSeconds"]
         if told.get("EnableManagedSpotTraining"):

@@ -152,3 +152,12 @@ def test_this_machine_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(found, MachineEntry), found
     assert (found.kind, found.devices) == ("gpu" if machine.gpu_here() else "cpu", 1)
     assert found.tflops > 0.001
+
+
+def test_a_run_of_this_machine_is_sent_nothing_of_an_instance(local_home: Any) -> None:
+    request = smtrain.request(GIVEN, stage="train")
+    assert request["Environment"].keys() == {"SMTRAIN_HERE", "SMTRAIN_CHECKPOINTS", "PYTHONUNBUFFERED"}
+    assert machine.name_here() in repr(request)
+    rehearsed = smtrain.request(GIVEN, stage="train", compute={"instance_type": "ml.trn1.32xlarge"})
+    assert "SMTRAIN_HERE" not in rehearsed["Environment"]
+    assert "FI_PROVIDER" in rehearsed["Environment"]
