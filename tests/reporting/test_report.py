@@ -113,6 +113,18 @@ def test_a_resume_with_another_learning_rate_is_marked(run: smtrain.Run) -> None
 
 
 @pytest.mark.slow
+def test_a_run_of_nearly_that_name_is_offered(run: smtrain.Run) -> None:
+    for call in (
+        lambda: smtrain.report("lama", target="local"),
+        lambda: smtrain.Job("lama", "local").describe(),
+        lambda: smtrain.compare("lama", "llama", target="local"),
+        lambda: smtrain.chat("lama", target="local"),
+    ):
+        with pytest.raises(JobError, match=r"did you mean llama\? `smtrain list` lists the"):
+            call()
+
+
+@pytest.mark.slow
 def test_a_profile_and_what_a_model_wrote_are_text(run: smtrain.Run) -> None:
     texts = ({"prompt": "the <b>red", "completion": " <i>fox"},)
     measured = {"step": 0.5, "parts": {**dict.fromkeys(PARTS, 0.0), "forward and backward": 0.4}}

@@ -52,7 +52,7 @@ def test_openais_client_talks_to_a_trained_model(trained_inputs: dict[str, Path]
 
 
 def test_without_a_server_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, trained_inputs: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="it is one of vllm, transformers"):
+    with pytest.raises(ConfigError, match="known: vllm, transformers"):
         serve(str(trained_inputs["model"]), server="tgi")  # type: ignore[arg-type]
     if "vllm" not in servers():
         with pytest.raises(ConfigError, match="pip install vllm"):
