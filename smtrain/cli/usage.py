@@ -36,11 +36,13 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
         name: The command as it was called, `smtrain data`.
         argv: The words after it.
     """
+    from smtrain.config.secrets import hide
+
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", None) or name
     text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
     text = text.replace(": Input should", ": it should").replace("argument(s)", "argument") or "a subcommand is missing"
-    told = _better(error, context, path, text, argv) or text
+    told = hide(_better(error, context, path, text, argv) or text)
     end = "" if told.endswith("?") else ";"
     return f"{path}: {told[0].lower()}{told[1:]}{end} `{path} --help` shows what it takes"
 

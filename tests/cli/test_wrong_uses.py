@@ -125,6 +125,14 @@ def test_what_newcomers_do_is_answered_with_the_nearest_right_thing(rows: list[R
     assert not failures, f"{len(failures)} of {len(rows)}:\n" + "\n".join(failures)
 
 
+def test_a_secret_that_was_typed_for_an_option_is_not_repeated(folder: Path) -> None:
+    token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz" + "AbCdEfGh"
+    for words in (("run", "run.yaml", "--hf-token", token), ("run", "run.yaml", f"model.token={token}")):
+        done = typed(*words)
+        assert done.returncode == 2
+        assert token not in done.stderr
+
+
 NEAREST: dict[str, tuple[Callable[[], object], str]] = {
     "an argument": (lambda: smtrain.launch("run.yaml", targte="aws"), "did you mean target?"),  # type: ignore[arg-type]
     "a stage": (lambda: smtrain.launch("run.yaml", stage="trian"), "did you mean train?"),  # type: ignore[arg-type]
