@@ -3,7 +3,7 @@
 The formulas count what the native engine holds, tensor by tensor: parameters and gradients of the rank, optimizer state
 under ZeRO-1 (Rajbhandari et al. 2020), and what autograd saves of each operation for the backward pass, in the manner
 of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198), but for
-transformers' own blocks. docs/planner.md derives them and shows them against measured peaks.
+transformers' own blocks. docs/planner-formulas.md derives them and shows them against measured peaks.
 """
 
 from __future__ import annotations

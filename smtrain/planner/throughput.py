@@ -2,7 +2,7 @@
 
 Neuron cores have one set of them, each GPU that runs were published for another (facts/throughput_gpu.toml).
 
-The form is physical, so that few numbers carry over to shapes that nobody published; docs/planner.md derives each
+The form is physical, so that few numbers carry over to unpublished shapes; docs/planner-formulas.md derives each
 term and says what was fitted. Where a term is bounded rather than known it errs to the slow side.
 """
 
