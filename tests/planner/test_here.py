@@ -60,8 +60,8 @@ def test_plan_check_and_launch_give_one_answer(local_home: Any, monkeypatch: pyt
         assert plan.hours
         assert "--target aws" in str(plan)
         assert "<img" in plan._repr_html_()
-    (told,) = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "machine"]
-    assert told.text.startswith("training here starts 1 x 1 = 1 processes")
+    (machines,) = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "machine"]
+    assert machines.text.startswith("training here starts 1 x 1 = 1 processes")
     config = smtrain.load_config(GIVEN)
     assert config.for_stage("train")["compute"]["processes_per_instance"] == 1
     assert smtrain.load_config(config, target="aws").world_size == 32, "chosen, not given"
