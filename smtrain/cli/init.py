@@ -49,7 +49,7 @@ def init(
         raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])
     if file.parent != Path() and not file.parent.is_dir():
         raise ConfigError([f"{file.parent}: no such folder; make it first"])
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and None in (model, data, machines):
         say("Three questions; Enter takes what is in brackets.")
     model, data = _asked("--model", model), _asked("--data", data)
     where = Machines.parse(_asked("--machines", machines))
@@ -132,9 +132,13 @@ def _known_to_fail(config: JobConfig, model: str) -> Iterator[str]:
     """What is known to stop this config later, or to end soon, each with its remedy."""
     from smtrain.config.checks_hub import gated_faults
     from smtrain.errors import ConfigError
+    from smtrain.extras import missing, present
     from smtrain.facts.images import end_of_life, training_image
 
     yield from (text for _, text in gated_faults(config))
+    if config.target == "local":
+        needed = ("moto", "torch", *(("gguf",) if config.model.path == "demo://smollm2" else ()))
+        yield from (f"to run here, {missing(module)}" for module in needed if not present(module))
 
     if config.target == "aws":
         try:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from smtrain import __version__
 from smtrain.config import JobConfig
 from smtrain.config.machine import MachineEntry
+from smtrain.doing import doing
 from smtrain.errors import SmtrainError
 from smtrain.extras import missing, present
 from smtrain.home import home
@@ -49,7 +50,8 @@ def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
             return Speed(None, f"the speed of this machine cannot be measured: {missing('torch')}")
         say("measuring this machine, once: matrix multiplication, some 5 seconds", error=True)
         busy = os.getloadavg()[0] > BUSY * cores_here()
-        found = _measured(processes, number)
+        with doing("measuring this machine"):
+            found = _measured(processes, number)
         if isinstance(found, str):
             return Speed(None, f"the speed of this machine could not be measured ({found})")
         kept = found

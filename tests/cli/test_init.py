@@ -91,6 +91,15 @@ def test_what_is_known_to_fail_later_is_said_at_once(
     assert (config.train.adapter is not None) == ("LoRA" in told)
 
 
+def test_what_this_machine_lacks_for_the_run_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("smtrain.extras.present", lambda module: module not in ("moto", "gguf"))
+    init("--model", "demo://smollm2", "--data", "demo://python-stdlib", "--machines", "here")
+    told = capsys.readouterr().out
+    assert all(extra in told for extra in ("extra local", "extra gguf"))
+
+
 def test_the_trial_in_the_comment_is_a_run_of_its_own() -> None:
     init(*DEMO, "--machines", "here")
     trial = next(line for line in Path("smtrain.yaml").read_text().splitlines() if "A trial first" in line)
