@@ -13,21 +13,26 @@ from typing import Any
 import pytest
 
 
+def read_all(terminal: int) -> bytes:
+    """What programs write on a terminal until the last of them has ended."""
+    said = b""
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # Linux's way to say that it is closed
+            return said
+        if not piece:
+            return said
+        said += piece
+
+
 def on_a_terminal(code: str) -> str:
     """Everything that a program leaves on its terminal."""
     ours, theirs = pty.openpty()
     command: list[Any] = [sys.executable, "-c", code]
-    said = b""
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        while True:
-            try:
-                piece = os.read(ours, 4096)
-            except OSError:
-                break
-            if not piece:
-                break
-            said += piece
+        said = read_all(ours)
     os.close(ours)
     assert process.returncode == 0, said
     return said.decode()
@@ -79,15 +84,7 @@ def test_ctrl_c_in_the_first_second_is_quiet(after: float) -> None:
         os.close(theirs)
         time.sleep(after)
         process.send_signal(2)
-        said = b""
-        while True:
-            try:
-                piece = os.read(ours, 4096)
-            except OSError:
-                break
-            if not piece:
-                break
-            said += piece
+        said = read_all(ours)
     os.close(ours)
     if process.returncode != -2:  # while Python itself began, which no program can change
         assert b"Traceback" not in said, said
