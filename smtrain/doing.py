@@ -24,7 +24,7 @@ _SHOWN_S = 2.0
 
 @dataclass
 class _Task:
-    """What is being done, told in a line that changes; or once, in a line that stays."""
+    """A task, told in a line that changes; or once, in a line that stays."""
 
     what: str | Callable[[], str]
     once: bool

@@ -129,7 +129,7 @@ def _say_size(config: JobConfig) -> None:
 
 
 def _known_to_fail(config: JobConfig, model: str) -> Iterator[str]:
-    """What is known to stop this config later, or to end soon, each with its remedy."""
+    """Name what is known to stop this config later, or to end soon, each with its remedy."""
     from smtrain.config.checks_hub import gated_faults
     from smtrain.errors import ConfigError
     from smtrain.extras import missing, present
@@ -168,7 +168,7 @@ def _shape_known(model: str) -> bool:
 
 
 def _asked(option: str, given: str | None) -> str:
-    """The option, else the answer to its question; raises `ConfigError` where nobody can be asked."""
+    """The option, else the answer to its question; raises `ConfigError` if there is no terminal to ask on."""
     from smtrain.errors import ConfigError
 
     if given is not None:

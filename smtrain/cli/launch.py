@@ -94,7 +94,7 @@ def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetNam
 
 
 def _limit_warnings(config: JobConfig) -> list[str]:
-    """What a plan warns of about limits of time: the job's, and the one after a stop; nothing if there is no plan."""
+    """Warn of limits of time as the plan does: the job's, and the one after a stop; nothing without a plan."""
     from smtrain.errors import ConfigError
     from smtrain.planner.api import plan
 

@@ -29,7 +29,7 @@ def unknown_command(argv: list[str], commands: Iterable[str]) -> str:
 
 
 def sentence_of(error: Any, name: str, argv: list[str]) -> str:
-    """What is wrong with a command's words, from the error of the parser.
+    """Say what is wrong with a command's words, from the error of the parser.
 
     Args:
         error: The parser's own exception, which has `format_message`.

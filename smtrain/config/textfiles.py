@@ -88,7 +88,7 @@ def encoding_like(data: bytes) -> str:
 
 
 def encoding_remedy(data: bytes, file: object = "FILE") -> str:
-    """What to do about bytes that are not UTF-8, as a sentence's end: the encoding that they look like, and how to read
+    """Say what to do about bytes that are not UTF-8, as a sentence's end: the encoding they look like, and how to read
     or convert them."""
     name = encoding_like(data)
     if not name:

@@ -202,7 +202,7 @@ def image_rows() -> list[dict[str, Any]]:
 
 
 def end_of_life(engine: str) -> str | None:
-    """What is known of an engine's software that gets no further release; None for one that is maintained."""
+    """A sentence on an engine whose software gets no further release; None for one that is maintained."""
     if engine != "nxd":
         return None
     last = table("images")["engines"]["nxd"]["sdk"][1]

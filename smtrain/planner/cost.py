@@ -165,7 +165,7 @@ class Cost:
     attempts: int = 1
     """Jobs that a cluster's time limit cuts it into."""
     hours: dict[str, float] = field(default_factory=dict)
-    """Of each stage of the run, one after the other, the train stage among them."""
+    """Hours of each stage of the run, one after the other, the train stage among them."""
 
 
 def cost(

@@ -33,11 +33,11 @@ BUSY = 0.7
 
 @dataclass(frozen=True)
 class Speed:
-    """What each training process of a run on this machine computes, or why that is not known."""
+    """The speed of each training process of a run on this machine, or why it is not known."""
 
     entry: MachineEntry | None
     reason: str = ""
-    """Why it is not known, with the remedy."""
+    """The reason if it is not known, with the remedy."""
 
 
 def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:

@@ -66,9 +66,9 @@ class Plan:
     """What would be gained without the budget, without the deadline, and with a larger train.max_global_batch_size."""
 
     disk_gib: dict[str, float] = field(default_factory=dict)
-    """Of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
+    """The disk of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
     hours_by_stage: dict[str, float] = field(default_factory=dict)
-    """Of each stage of a run on AWS, one after the other; compiling, fetching and preparing are among them."""
+    """Hours of each stage of a run on AWS, one after the other; compile, fetch and prepare are among them."""
     here: bool = False
     """Planned for this machine, which costs nothing."""
 

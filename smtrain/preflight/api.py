@@ -75,7 +75,7 @@ CHECKS: dict[str, Check] = {
     "price": cost.price,
 }
 _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
-"""Of these, what a run of this machine alone does not depend on."""
+"""The checks among these that a run of this machine does not depend on."""
 _ON_CLUSTERS = ("text", "tasks", "memory")
 """Of these, what is the same on a Slurm cluster; what its head node tells is in `cluster`."""
 

@@ -34,7 +34,7 @@ HELD_BESIDES = 2
 
 
 def disks(context: Context) -> Iterator[Finding]:
-    """Those of the prepare job and of the train job; of a run on this machine its own."""
+    """Look at the disks of the prepare job and of the train job, or, for a run on this machine, at its own."""
     if is_here(context.chain.given):
         yield from _here(context)
         return

@@ -83,7 +83,7 @@ class RunAccount:
     commit: str | None = None
     """The git commit of the folder that the newest train job was started from, if its tags say."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """Of a local run: original path -> the digest of its files' names and contents (sha256, 16 digits)."""
+    """Original paths of a local run, each with the digest of its files' names and contents (sha256, 16 digits)."""
 
     def of(self, stage: str) -> list[JobAccount]:
         return [job for job in self.jobs if job.stage == stage]

@@ -30,7 +30,7 @@ def commands() -> list[str]:
 
 
 def _direct_url() -> dict[str, Any]:
-    """What the installer noted of where the package came from (PEP 610); empty for one that an index gave."""
+    """The installer's note on the source of the package (PEP 610); empty for one that an index gave."""
     try:
         told = json.loads(metadata.distribution("smtrain").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):

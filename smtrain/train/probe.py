@@ -90,7 +90,7 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
 
 
 def _seconds(work: Callable[[], object], wait: Callable[[], None], times: int | None = None) -> float:
-    """Of one call: the mean of `times` calls; or that of the best quarter of a second, as others use the machine too.
+    """Seconds of one call: the mean of `times` calls, or the mean of the best quarter of a second on a busy machine.
 
     One call goes before, to warm up.
     """
