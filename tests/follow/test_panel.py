@@ -18,6 +18,7 @@ from smtrain.follow.html import block
 from smtrain.follow.panel import LivePanel, written
 from smtrain.follow.progress import SILENT_S, Progress
 from tests.cli.test_terminals import on_a_terminal
+from tests.test_doing import on_a_terminal as written_on_a_terminal
 
 from .cloudwatch import BEGAN, told
 
@@ -182,3 +183,15 @@ def test_a_c_locale_gets_the_panel_in_ascii() -> None:
     assert left == 0, shown
     assert shown.isascii()
     assert re.search(r"loss 3\.980 #[#*+=.:_-]+ 3\.200", shown)
+
+
+def test_no_border_is_left_behind_by_ctrl_c() -> None:
+    code = (
+        "from smtrain.follow.progress import Progress\nfrom smtrain.follow.show import _panel\n"
+        "try:\n    with _panel(Progress('a-job', 'local', None), True):\n        raise KeyboardInterrupt\n"
+        "except KeyboardInterrupt:\n    print('left a-job running')\n"
+    )
+    drawn, _, after = written_on_a_terminal(code).rpartition("╯")
+    lines = drawn[drawn.rindex("╭") :].count("\n") + 1
+    assert after.count("\x1b[1A\x1b[2K") == lines, "each line of the panel is wiped"
+    assert after.endswith("\x1b[2Kleft a-job running\r\n")
