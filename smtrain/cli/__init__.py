@@ -116,6 +116,10 @@ def _help() -> str:
     lines += ["Continue the pre-training of an open LLM on AWS Trainium, or try the same job on this machine.", ""]
     lines += ["Commands:"]
     lines += [f"  {name:12} {text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", "Examples:", *(f"  {command:30} {what_for}" for command, what_for in EXAMPLES)]
+    lines += [
+        "",
+        "Examples:",
+        *(line for command, what_for in EXAMPLES for line in (f"  # {what_for}", f"  {command}")),
+    ]
     lines += ["", "`smtrain COMMAND --help` shows a command's options."]
     return "\n".join(lines)

@@ -103,7 +103,8 @@ def _axis(text: str) -> Axis:
     if not types & {int, float} or bool in types:
         raise ValueError(f"{key} takes no numbers, so it has no range; name its values, with commas between")
     low, high, log = _number(match["low"]), _number(match["high"]), bool(match["log"])
-    whole = int in types and float not in types
+    share = float in types and high <= 1 and not (low.is_integer() and high.is_integer())  # of train.steps
+    whole = int in types and not share
     if low >= high:
         raise ValueError(f"the range must go up, and {match['low']} is not below {match['high']}")
     if log and low <= 0:

@@ -141,9 +141,12 @@ def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenize
         return prepare(text, tmp_path / "out", folder, seq_len=8, progress=ignore, **more)
 
     folder = tmp_path / "model"
+    with pytest.raises(DataError, match="does not exist; give the folder of a model"):
+        attempt(folder)
+    folder.mkdir()
     with pytest.raises(DataError, match=r"has no tokenizer\.json"):
         attempt(folder)
-    shutil.copytree(tokenizer_folder, folder)
+    shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
     size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
     (folder / "config.json").write_text(json.dumps({"vocab_size": size - 1}))
     with pytest.raises(DataError, match=f"vocab_size {size - 1} .* ids up to {size - 1}"):

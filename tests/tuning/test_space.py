@@ -107,3 +107,9 @@ def test_a_trial_behind_the_median_is_hopeless_but_not_too_early() -> None:
     assert not hopeless(behind, finished(3.0, 5.0), steps=20), "two do not make a median"
     assert not hopeless(behind, finished(3.0, 5.0, 8.0), steps=100), "a slow warm-up may be behind at first"
     assert not hopeless(Trial(9, {}, curve=[(0, 9.0)]), finished(3.0, 5.0, 8.0), steps=20)
+
+
+def test_a_range_of_shares_is_no_range_of_whole_numbers() -> None:
+    (share,) = axes_of(["train.warmup_steps=0.01..0.1"])
+    (steps,) = axes_of(["train.warmup_steps=0..1"])
+    assert (share.whole, steps.whole) == (False, True)
