@@ -40,5 +40,5 @@ def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(installed: Install
     assert len(typed) > 20
     assert '"TrainingJobName": "my-run-train-' in said["smtrain launch aws.yaml --dry-run --target aws"]
     assert "trn1.32xlarge" in said["smtrain plan aws.yaml"]
-    assert re.search(r"-train-\w+ .*Completed", said["smtrain list"])
+    assert re.search(r"\btrain +Completed .*-train-\w+", said["smtrain list"])
     assert (folder / "my-model/model.safetensors").stat().st_size > 1_000_000
