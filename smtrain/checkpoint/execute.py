@@ -99,7 +99,8 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
 
 def _so_far(progress: ConversionProgress, plan: ConversionPlan) -> str:
     """How many tensors are written, as a person at a terminal reads it."""
-    done = sum(map(len, [*progress.crcs.values()]))
+    with progress.lock:  # threads add to it
+        done = sum(map(len, progress.crcs.values()))
     return f"writing tensors, {done:,} of {sum(len(container.offsets) for container in plan.containers):,}"
 
 
