@@ -171,7 +171,7 @@ class Train(Section):
     @classmethod
     def _steps_or_a_share(cls, value: float) -> int | float:
         if value >= 1 and value != int(value):
-            raise ValueError(f"got {value}; whole steps, or below 1 the share of train.steps, are needed")
+            raise ValueError("whole steps, or below 1 the share of train.steps, are needed")
         return value if 0 < value < 1 else int(value)
 
     @property

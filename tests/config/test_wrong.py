@@ -118,3 +118,10 @@ def test_files_that_are_no_config(raw: dict[str, Any], tmp_path: Path) -> None:
 def test_a_model_whose_config_json_is_a_list(raw: dict[str, Any]) -> None:
     Path(raw["model"]["path"], "config.json").write_text(json.dumps([1]))
     assert any("config.json is a list, not a mapping" in fault for fault in refused(raw))
+
+
+def test_a_warm_up_is_whole_steps_or_a_share_of_them(raw: dict[str, Any]) -> None:
+    for given, steps in ((0.1, 20), (0.25, 50), (1.0, 1), (30, 30), (0, 0)):
+        assert load_config(raw, train={"steps": 200, "warmup_steps": given}).train.warmup == steps
+    (fault,) = refused(raw, train={"warmup_steps": 1.5})
+    assert fault == "train.warmup_steps: got 1.5; whole steps, or below 1 the share of train.steps, are needed"
