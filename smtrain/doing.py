@@ -42,6 +42,7 @@ _lock = threading.RLock()
 _last_word = time.monotonic()
 _drawn = False
 """Whether the line stands on the terminal."""
+_last_drawn = 0.0
 _watching = False
 
 
@@ -74,9 +75,7 @@ def word() -> None:
         return
     with _lock:
         _last_word = time.monotonic()
-        for task in _tasks:
-            task.told = task.told or task.once
-        _wipe()
+        _heard()
 
 
 def _person() -> bool:
@@ -105,15 +104,10 @@ def _look() -> None:
                 _draw(task)
 
 
-_last_drawn = 0.0
-
-
 def _draw(task: _Task) -> None:
     global _drawn, _last_drawn
-    for each in _tasks:
-        each.told = each.told or each.once
+    _heard()
     columns = shutil.get_terminal_size().columns or 80
-    _wipe()
     if task.once or os.environ.get("TERM") in ("dumb", "unknown"):
         task.told = True
         sys.stderr.write(task.line() + "\n")
@@ -121,6 +115,13 @@ def _draw(task: _Task) -> None:
         sys.stderr.write(task.line()[: columns - 1])
         _drawn, _last_drawn = True, time.monotonic()
     sys.stderr.flush()
+
+
+def _heard() -> None:
+    """Something is said: the line makes way, and those that are said only into silence are not said any more."""
+    for task in _tasks:
+        task.told = task.told or task.once
+    _wipe()
 
 
 def _wipe() -> None:

@@ -8,9 +8,14 @@ from pathlib import Path
 from smtrain.errors import SmtrainError
 
 
+def home_path() -> Path:
+    """The folder, which may not exist: for those who only read, such as a plan."""
+    return Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")
+
+
 def home() -> Path:
-    """The folder, made with mode 0700 where it does not exist. Raises `SmtrainError` where it cannot be."""
-    folder = Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")
+    """The folder, made with mode 0700 if it does not exist. Raises `SmtrainError` if it cannot be."""
+    folder = home_path()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

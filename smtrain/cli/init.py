@@ -55,18 +55,19 @@ def init(
     where = Machines.parse(_asked("--machines", machines))
     model, data = _from(file.parent, model), _from(file.parent, data)
     seen = _seen_from_here(file.parent, model)
-    content = values(seen, data, where, mesh=_shape_known(seen))
+    known = _shape_known(seen)
+    content = values(seen, data, where, mesh=known)
     content["model"]["path"] = model
     config, text = _written(content, file, open_keys=where.instance_type is not None)
     adapted = content["train"].get("adapter") is not None
     if faults := type_faults(config):
         raise ConfigError(faults)
     file.write_text(text, encoding="utf-8")
-    _say_size(config)
+    _say_size(config, known)
     if adapted:
         machines = f"{config.compute.instance_count} x {config.compute.instance_type}"
         say(f"to train all weights of this model does not fit on {machines}; train.adapter, with LoRA, does")
-    for told in _known_to_fail(config, seen):
+    for told in _known_to_fail(config, known):
         say(f"! {told}")
     say(f"wrote {file}; next:")
     for command in ("plan", "check", "run"):
@@ -106,8 +107,8 @@ def _loaded(text: str, folder: Path) -> JobConfig:
     return load_config(loaded)
 
 
-def _say_size(config: JobConfig) -> None:
-    """Say how large the text is, how many steps read it, and how long the run takes on this machine."""
+def _say_size(config: JobConfig, known: bool) -> None:
+    """Say how large the text is, how many steps read it, and how long a run of a known model takes here."""
     from smtrain.config.units import spell, spell_bytes
     from smtrain.planner.here import is_here, plan_here
     from smtrain.planner.workload import text_bytes
@@ -120,7 +121,7 @@ def _say_size(config: JobConfig) -> None:
             f"the text has {spell_bytes(size)}, about {tokens:,.0f} tokens at {_BYTES_PER_TOKEN} bytes each; about "
             f"{steps:,} {read} all of it once"
         )
-    if is_here(config) and _shape_known(config.model.path):
+    if known and is_here(config):
         plan = plan_here(config)
         if plan.hours is not None:
             say(f"{config.train.steps} steps take about {spell(plan.hours * 3600)} on {plan.machines}")
@@ -128,18 +129,18 @@ def _say_size(config: JobConfig) -> None:
             say(f"! {told}")
 
 
-def _known_to_fail(config: JobConfig, model: str) -> Iterator[str]:
+def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
     """Name what is known to stop this config later, or to end soon, each with its remedy."""
     from smtrain.config.checks_hub import gated_faults
+    from smtrain.demo.inputs import SMOLLM2
     from smtrain.errors import ConfigError
     from smtrain.extras import missing, present
     from smtrain.facts.images import end_of_life, training_image
 
     yield from (text for _, text in gated_faults(config))
     if config.target == "local":
-        needed = ("moto", "torch", *(("gguf",) if config.model.path == "demo://smollm2" else ()))
+        needed = ("moto", "torch", *(("gguf",) if config.model.path == SMOLLM2 else ()))
         yield from (f"to run here, {missing(module)}" for module in needed if not present(module))
-
     if config.target == "aws":
         try:
             training_image(config.compute.region or _REGION, config.train.engine, config.compute.instance_type)
@@ -147,7 +148,7 @@ def _known_to_fail(config: JobConfig, model: str) -> Iterator[str]:
             yield str(error)
         if told := end_of_life(config.train.engine):
             yield f"{told}; nothing needs to be done today, and trn2 with engine native is what follows"
-    if not _shape_known(model):
+    if not known:
         yield (
             f"model.path: the shape of {config.model.path} is not known here, so memory, time and cost are not either; "
             "`smtrain plan CONFIG --model FOLDER` takes a folder with its config.json"

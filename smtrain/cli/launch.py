@@ -46,7 +46,7 @@ def launch(
     dry = dry_run or show_uploads
     options.here_alone(docker, where or loaded.target)
     if stage.value == "train":
-        loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
+        loaded = planned(loaded, where, ask=not (yes or dry), show=not dry, warn=dry_run)
     else:
         say_unpatched(loaded, where)
     if show_uploads:
@@ -88,18 +88,4 @@ def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetNam
     if upload:
         for plan in plans:
             uploads.upload(chain, plan, partial(say, error=True))
-    for warning in _limit_warnings(config) if "train" in stages and chain.target.name == "aws" else ():
-        say(f"warning: {warning}", error=True)
     say(chain.target.preview([plan.request for plan in plans]), whole=True)
-
-
-def _limit_warnings(config: JobConfig) -> list[str]:
-    """Warn of limits of time as the plan does: the job's, and the one after a stop; nothing without a plan."""
-    from smtrain.errors import ConfigError
-    from smtrain.planner.api import plan
-
-    try:
-        found = plan(config, target="aws").warnings
-    except ConfigError:
-        return []
-    return [text for text in found if text.startswith(("compute.max_run:", "a step of "))]

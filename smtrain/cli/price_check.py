@@ -13,6 +13,9 @@ from smtrain.facts.images import unpatched
 from smtrain.planner import plan_tag
 from smtrain.text import say
 
+_OF_LIMITS = ("compute.max_run:", "a step of ")
+"""How a plan's warnings of limits of time begin (planner/warnings.py): the job's, and the one after a stop."""
+
 
 def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
     """Say on stderr that the image of a run on AWS gets no more patches, if a plan does not say it."""
@@ -21,9 +24,12 @@ def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
         say(f"compute.image: {told}", error=True)
 
 
-def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bool = True) -> JobConfig:
+def planned(
+    config: JobConfig, target: TargetName | None, *, ask: bool, show: bool = True, warn: bool = False
+) -> JobConfig:
     """The config with its plan among the tags, for jobs that AWS would bill; any other comes back as it is.
 
+    `show` prints the plan; `warn` says on stderr what it warns of limits of time, for a dry run, which shows no plan.
     With `ask`, raises `JobError` where the plan passes `compute.price_limit`, or a limit is set and no price can be
     told, and nobody at the terminal agrees.
     """
@@ -42,6 +48,9 @@ def planned(config: JobConfig, target: TargetName | None, *, ask: bool, show: bo
         say(plan)
     else:
         say_unpatched(config, "aws")
+    for warning in plan.warnings if plan and warn else ():
+        if warning.startswith(_OF_LIMITS):
+            say(f"warning: {warning}", error=True)
     dollars = plan.dollars if plan and plan.fits else None
     if ask and limit is not None and (dollars is None or dollars > limit):
         if dollars is not None:

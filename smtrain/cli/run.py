@@ -55,7 +55,7 @@ def run(
     where, dry = options.name_of(target), dry_run or show_uploads
     loaded = tagged(load_config(config, set_=options.keys_of(set_, from_step, docker), target=where))
     options.here_alone(docker, where or loaded.target)
-    loaded = planned(loaded, where, ask=not (yes or dry), show=not dry)
+    loaded = planned(loaded, where, ask=not (yes or dry), show=not dry, warn=dry_run)
     if show_uploads:
         list_uploads(loaded, stages_of(loaded, where), where)
         return

@@ -92,7 +92,7 @@ class Series:
 
 def series(
     name: str, of: str, rows: Iterable[Mapping[str, Any]], tokens_per_step: float | None = None,
-    dollars_per_hour: float | None = None,
+    dollars_per_hour: float | None = None, rate_changes: Iterable[tuple[float, str, str]] = (),
 ) -> Series:  # fmt: skip
     """A series out of rows with anyone's names. A step logged twice counts last, rows without a step or loss not.
 
@@ -116,7 +116,8 @@ def series(
             f"{of} has no steps with a loss: it has {columns}; needed are a step ({', '.join(NAMES['step'][:4])}) and "
             f"a loss ({', '.join(NAMES['loss'][:4])})"
         )
-    return Series(name, of, tuple(by_step[step] for step in sorted(by_step)), tokens_per_step, dollars_per_hour)
+    records = tuple(by_step[step] for step in sorted(by_step))
+    return Series(name, of, records, tokens_per_step, dollars_per_hour, tuple(rate_changes))
 
 
 def with_tokens(found: Series, tokens_per_step: float | None) -> Series:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +153,10 @@ def _of_attempts(attempts: list[Any], name: str) -> Series:
         tokens = None
     changes: list[tuple[float, str, str]] = []
     if len(by_job) > 1:
-        changes = rate_changes((job.describe(), records[0]["step"] if records else None) for job, records in by_job)
-    found = series(name, name, rows, tokens, _dollars_per_hour(told, attempts[0].target))
-    return replace(found, rate_changes=tuple(changes))
+        described = [*(job.describe() for job, _ in by_job[:-1]), told]
+        firsts = [records[0]["step"] if records else None for _, records in by_job]
+        changes = rate_changes(zip(described, firsts, strict=True))
+    return series(name, name, rows, tokens, _dollars_per_hour(told, attempts[0].target), changes)
 
 
 def _dollars_per_hour(told: dict[str, Any], target: Any) -> float | None:

@@ -73,21 +73,27 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
     if binary and (config.data.max_bad == 0 or len(binary) == len(files)):
         more = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
         named = config.data.encoding or "UTF-8"
-        remedy = encoding_remedy(binary[0].read_bytes()[:_HEAD], binary[0])
+        remedy = encoding_remedy(_head(binary[0]), binary[0])
         yield f"{binary[0]}{more} is not text in {named}; {remedy}"
 
 
 def _no_archive(file: Path) -> str | None:
     """Say of a file whose ending names a compression that it does not begin as one."""
-    mark = _MAGIC.get(compression(file.name) or "")
-    with file.open("rb") as opened:
-        head = opened.read(8)
-    if mark is None or not head or head.startswith(mark):
+    packed = compression(file.name)
+    if (mark := _MAGIC.get(packed or "")) is None:
         return None
-    kind_, bare = compression(file.name), file.with_suffix("").name
+    head = _head(file, len(mark))
+    if not head or head.startswith(mark):
+        return None
+    bare = file.with_suffix("").name
     return (
-        f"{file} is not compressed by {kind_}, by its first bytes; if it is plain, name it {bare}, else write it again"
+        f"{file} is not compressed by {packed}, by its first bytes; if it is plain, name it {bare}, else write it again"
     )
+
+
+def _head(file: Path, size: int = _HEAD) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(size)
 
 
 def _is_pair(file: Path) -> bool:
@@ -97,8 +103,7 @@ def _is_pair(file: Path) -> bool:
 def _binary(file: Path, encoding: str | None = None) -> bool:
     """True if its beginning is not of the encoding (UTF-8, or that of its byte order mark), or has a byte that no text
     has."""
-    with file.open("rb") as opened:
-        head = opened.read(_HEAD)
+    head = _head(file)
     marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if encoding or marked:
         try:

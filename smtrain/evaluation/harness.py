@@ -69,9 +69,8 @@ def reachable(asked: Asked) -> bool:
         return True
     if holds_data_sets():
         return False
-    package = find_spec("lm_eval")
-    known = _named_in(asked.data) if asked.data else set()
-    known |= _named_in(Path(package.origin).parent / "tasks") if package and package.origin else set()
+    folders = [folder for folder in (asked.data, _own_tasks()) if folder is not None]
+    known = {name for folder in folders for name in _named_in(folder)}
     if set(asked.tasks) <= known:  # else the harness tells which task there is not
         raise DataError(
             f"tasks: the data of {', '.join(asked.tasks)} cannot be read (it is not on this machine, and {endpoint()} "
@@ -92,21 +91,24 @@ def refuse_unheard(asked: Asked) -> None:
     is no task's is refused by the harness itself.
     """
     names = [name for name in asked.tasks if _TOKEN.fullmatch(name.encode())]
-    harness = find_spec("lm_eval")
-    if asked.data is not None or not names or harness is None or harness.origin is None:
+    own = _own_tasks()
+    if asked.data is not None or not names or own is None:
         return
     heard: set[bytes] = set()
-    tasks: set[str] = set()
-    for folder, _, files in os.walk(Path(harness.origin).with_name("tasks")):
+    for folder, _, files in os.walk(own):
         heard |= {Path(folder).name.encode(), *(Path(file).stem.encode() for file in files)}
         for file in files:
             if not file.endswith(_NO_TASKS):
-                content = Path(folder, file).read_bytes()
-                heard.update(_TOKEN.findall(content))
-                tasks.update(_NAMED.findall(content.decode(errors="replace")))
+                heard.update(_TOKEN.findall(Path(folder, file).read_bytes()))
     for name in names:
         if name.encode() not in heard:
-            raise _no_task(name, tasks)
+            raise _no_task(name, _named_in(own))
+
+
+def _own_tasks() -> Path | None:
+    """The folder of the harness's own tasks; None if it is not installed."""
+    package = find_spec("lm_eval")
+    return Path(package.origin).with_name("tasks") if package and package.origin else None
 
 
 def _no_task(name: str, known: Iterable[str]) -> ConfigError:

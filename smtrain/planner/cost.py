@@ -12,6 +12,7 @@ from smtrain.config.sentences import unknown_key
 from smtrain.config.yaml_file import read_toml
 from smtrain.errors import ConfigError
 from smtrain.facts import table
+from smtrain.home import home_path
 from smtrain.near import nearest
 from smtrain.planner.machines import Machine, Work
 from smtrain.planner.memory import checkpoint_bytes
@@ -219,7 +220,5 @@ def stage_seconds(
 
 def own_prices() -> Path | None:
     """The user's price list in $SMTRAIN_HOME, if there is one."""
-    from os import environ
-
-    folder = Path(environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")  # read only: planning makes no folder
-    return folder / "prices.toml" if (folder / "prices.toml").is_file() else None
+    file = home_path() / "prices.toml"
+    return file if file.is_file() else None

@@ -6,15 +6,14 @@ count its processes by `processes_here`.
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import asdict
 from math import exp
-from pathlib import Path
 
 from smtrain.config import JobConfig
 from smtrain.errors import ConfigError
 from smtrain.facts import instance
+from smtrain.home import home_path
 from smtrain.machine import cores_here, gpus_here, memory_here, name_here
 from smtrain.planner.calibration import UNCALIBRATED
 from smtrain.planner.machines import GIB, Machine, Mesh, Work
@@ -143,7 +142,7 @@ def disk_needed(config: JobConfig, work: Work) -> float:
 
 def free_disk() -> float:
     """Free bytes of the disk of $SMTRAIN_HOME."""
-    folder = Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain").absolute()
+    folder = home_path().absolute()
     return float(shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from smtrain.config.sentences import key_of, sentence_of
 from smtrain.config.yaml_file import read_yaml
 from smtrain.errors import ConfigError
 from smtrain.facts.names import instance_meant
+from smtrain.home import home_path
 from smtrain.planner.cost import Price
 from smtrain.planner.machines import Machine
 
@@ -27,7 +27,7 @@ def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[st
 
     Raises `ConfigError` for a file that is not of their form.
     """
-    usual = Path(environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain") / "machines.yaml"
+    usual = home_path() / "machines.yaml"
     path = Path(file) if file else usual if usual.is_file() else None
     return {**(read(path) if path else {}), **config.machines}
 

@@ -19,7 +19,7 @@ from smtrain.config.machine import MachineEntry
 from smtrain.doing import doing
 from smtrain.errors import SmtrainError
 from smtrain.extras import missing, present
-from smtrain.home import home
+from smtrain.home import home, home_path
 from smtrain.machine import cores_here, gpus_here, processor_here
 from smtrain.text import say
 
@@ -81,8 +81,7 @@ def _key(processes: int, number: str) -> str:
 
 
 def _file() -> Path:
-    # read only: planning makes no folder
-    return Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain") / FILE
+    return home_path() / FILE
 
 
 def _kept() -> dict[str, MachineEntry]:
