@@ -1,4 +1,4 @@
-"""What a person at a terminal reads while something takes long; files and pipes get none of it."""
+"""The line that a person at a terminal reads while something takes long; files and pipes get none of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 
 def read_all(terminal: int) -> bytes:
-    """What programs write on a terminal until the last of them has ended."""
+    """Read a terminal until the last program on it has ended."""
     said = b""
     while True:
         try:
